@@ -1,0 +1,224 @@
+"""The seam: the only module that knows how transformers calls attention.
+
+A *patch* is a function `(AttentionCall) -> (output, weights)`. Captures, prefixes, gates and
+ablations are all patches. `patched` installs them for the length of a `with` block and restores
+the model on every way out.
+
+Every method here has the form `o = a(q) · o_X + b(q)`: the model's own fused attention gives
+o_X, a patch adds its part. Nothing touches the cache, the mask or the position ids, so it works
+with every cache class, past sliding windows, on quantised weights, and under gradients.
+
+Never hold a `patched` block open across a `yield`: the generator may be resumed on another
+thread, and another forward pass may come in between.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from explorer.errors import ExplorerError
+from explorer.lm import LoadedModel
+
+Output = tuple[Tensor, Tensor | None]  # (b, q, h, d), and (b, h, q, k) or None under sdpa
+
+# Logits held at once while summing exponentials: 4 Mi float32 are 16 MB.
+_BLOCK = 1 << 22
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One layer asking for attention, after projection, norms, rotary embedding and cache.
+
+    query: (b, h, q, d)    key, value: (b, g, k, d)
+    mask: (b, 1, q, k), additive or boolean (true = visible); None where nothing is masked but,
+          with more than one query, the future
+    scaling: factor of q·k    softcap: logits become cap · tanh(logit / cap), before the mask
+    sink: (h,) logit of a learned slot without value that joins the softmax, or None
+    """
+
+    layer: int
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    scaling: float
+    softcap: float | None = None
+    sink: Tensor | None = None
+    _inner: Callable[[AttentionCall], Output] = field(default=None, repr=False)
+
+    def run(self) -> Output:
+        """What this layer would have answered without the patch asking."""
+        return self._inner(self)
+
+    def weigh(self, value: Tensor) -> Tensor:
+        """The same attention weights over other values: Σ_k a_k · value_k.
+
+        With indicators for values this gives each group's share of attention at the price of a
+        second fused call; no (q, k) matrix is ever stored. Narrow values are padded to the head
+        size, since the fused kernels want values as wide as keys.
+
+        value: (b or 1, k, n) or (b or 1, g, k, n), n ≤ d → (b, h, q, n)
+        """
+        width, wide = value.shape[-1], self.key.shape[-1]
+        if value.ndim == 3:
+            value = value[:, None]
+        value = torch.nn.functional.pad(value.to(self.key), (0, wide - width))
+        value = value.expand(*self.key.shape[:3], wide)
+        output, _ = replace(self, value=value).run()
+        return output[..., :width].transpose(1, 2)
+
+
+Patch = Callable[[AttentionCall], Output]
+
+_PREFIX = "explorer_"
+# id of the config an attention module reads its implementation from → patches, innermost first
+_installed: dict[int, tuple[Patch, ...]] = {}
+
+
+@contextmanager
+def patched(lm: LoadedModel, *patches: Patch, eager: bool = False) -> Iterator[None]:
+    """Send every attention call of `lm` through `patches`, the last one outermost.
+
+    eager: compute weights explicitly, so that `run` returns them. Blocks nest; the inner block's
+    patches wrap the outer ones and therefore see their effect.
+    """
+    config = lm.model.config
+    key = id(config.get_text_config())
+    with lm.lock:
+        before, implementation = _installed.get(key, ()), config._attn_implementation
+        base = "eager" if eager else implementation.removeprefix(_PREFIX)
+        try:
+            _installed[key] = before + patches
+            lm.model.set_attn_implementation(_PREFIX + base)
+            yield
+        finally:
+            lm.model.set_attn_implementation(implementation)
+            if before:
+                _installed[key] = before
+            else:
+                _installed.pop(key, None)
+
+
+def _dispatch(base: str, module, query, key, value, attention_mask, *, scaling, **kwargs) -> Output:
+    if base == "eager":  # each model file brings its own: Gemma caps logits, gpt-oss has sinks
+        attend = sys.modules[type(module).__module__].eager_attention_forward
+    else:
+        attend = ALL_ATTENTION_FUNCTIONS[base]
+
+    def run(call: AttentionCall) -> Output:
+        return attend(
+            module, call.query, call.key, call.value, call.mask, scaling=call.scaling, **kwargs
+        )
+
+    for patch in _installed.get(id(module.config), ()):
+        run = partial(_through, patch, run)
+    return run(
+        AttentionCall(
+            module.layer_idx,
+            query,
+            key,
+            value,
+            attention_mask,
+            scaling if scaling is not None else query.shape[-1] ** -0.5,
+            kwargs.get("softcap"),
+            kwargs.get("s_aux"),
+            run,
+        )
+    )
+
+
+def _through(patch: Patch, inner: Callable[[AttentionCall], Output], call: AttentionCall) -> Output:
+    return patch(replace(call, _inner=inner))
+
+
+for _base, _mask in (("eager", eager_mask), ("sdpa", sdpa_mask)):
+    AttentionInterface.register(_PREFIX + _base, partial(_dispatch, _base))
+    # Without a mask function of the same name transformers silently builds no mask at all
+    # (masking_utils, `_preprocess_mask_arguments`).
+    AttentionMaskInterface.register(_PREFIX + _base, _mask)
+
+
+def blocks(call: AttentionCall, n_keys: int) -> Iterator[slice]:
+    """Runs of queries whose logits over `n_keys` keys fit into a fixed budget of memory."""
+    batch, heads, n_queries, _ = call.query.shape
+    size = max(1, _BLOCK // max(1, batch * heads * n_keys))
+    for first in range(0, n_queries, size):
+        yield slice(first, min(first + size, n_queries))
+
+
+def log_sum_exp(call: AttentionCall) -> Tensor:
+    """log Σ_k exp(s·q·k), over the keys each query may see: the softmax's denominator.
+
+    Computed in float32 in blocks of queries, so that memory grows with the length of the text and
+    not with its square. A query that sees nothing has −inf.
+
+    → (b, h, q), float32
+    """
+    batch, heads, n_queries, head_dim = call.query.shape
+    n_kv, n_keys = call.key.shape[1:3]
+    key = call.key.float()[:, :, None].mT  # (b, g, 1, d, k)
+    causal = call.mask is None and n_queries > 1
+    parts = []
+    for rows in blocks(call, n_keys):
+        query = call.query[:, :, rows].float() * call.scaling
+        query = query.view(batch, n_kv, heads // n_kv, -1, head_dim)
+        seen = rows.stop if causal else n_keys  # sdpa aligns its causal mask top left
+        logits = (query @ key[..., :seen]).flatten(1, 2)  # (b, h, rows, k)
+        if call.softcap is not None:
+            logits = call.softcap * torch.tanh(logits / call.softcap)
+        if causal:
+            future = torch.ones(rows.stop - rows.start, seen, dtype=torch.bool, device=key.device)
+            logits = logits.masked_fill(future.triu(1 + rows.start), -torch.inf)
+        elif call.mask is not None:
+            mask = call.mask[:, :, rows, :seen]
+            if mask.dtype == torch.bool:
+                logits = logits.masked_fill(~mask, -torch.inf)
+            else:
+                logits = logits + mask
+        parts.append(logits.logsumexp(-1))
+    total = torch.cat(parts, dim=-1)
+    if call.sink is not None:
+        total = torch.logaddexp(total, call.sink.float()[None, :, None])
+    return total
+
+
+@torch.no_grad()
+def self_test(lm: LoadedModel) -> None:
+    """Prove that the seam is complete for this model, or refuse it with the reason.
+
+    Every layer must come through the seam exactly once, and a patch that changes nothing must
+    leave the logits bit-equal.
+    """
+    ids = torch.arange(1, 6, device=lm.device)[None] % lm.geometry.vocab_size
+    seen: list[int] = []
+
+    def watch(call: AttentionCall) -> Output:
+        seen.append(call.layer)
+        return call.run()
+
+    plain = lm.logits(ids)
+    with patched(lm, watch):
+        through = lm.logits(ids)
+    family = type(lm.model).__name__
+    if sorted(seen) != list(range(lm.geometry.n_layers)):
+        raise ExplorerError(
+            f"{family} computes attention in its own way: {len(set(seen))} of "
+            f"{lm.geometry.n_layers} layers can be looked into.",
+            "Choose a family that uses transformers' attention interface, such as Llama, Qwen, "
+            "Gemma, Mistral, Phi, OLMo, GPT-2 or GPT-NeoX.",
+        )
+    if not torch.equal(plain, through):
+        raise ExplorerError(
+            f"{family} answers differently when it is only watched.",
+            "Try another precision or device; numbers for this one would not be its own.",
+        )

@@ -1,0 +1,322 @@
+"""One thread owns the model: everything that touches it is a job, and jobs run in order.
+
+A page may cancel, close or reload at any moment, and Gradio may step a handler on any thread.
+None of this reaches the model, because handlers never touch it: they submit a job and relay what
+it says. A job is a generator `fn(stop)`, stepped by the worker's thread alone, so what is bound to
+a thread (`torch.no_grad`, an RLock) stays with it and is unwound there.
+
+    job = worker.submit(partial(look, spec, prompt), "Look", owner=session_id)
+    for report in job.follow():
+        report.fresh and draw(report.item)
+
+A *tied* job ends when its last watcher goes away (tab closed, event cancelled). A *detached* one
+(a training run) goes on and can be watched again later: `worker.job(job_id).follow()`.
+
+On ZeroGPU a process is forked for every call and threads do not survive it, so there the thread
+that watches a job also runs it.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import logging
+import os
+import threading
+import time
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from explorer.errors import ExplorerError
+
+log = logging.getLogger(__name__)
+
+State = Literal["waiting", "running", "done", "stopped", "failed"]
+Stop = threading.Event  # what a job may ask inside a long step: stop.is_set()
+Work = Callable[[Stop], Iterator[Any]]
+
+ON_ZERO_GPU = bool(os.environ.get("SPACES_ZERO_GPU"))
+KEPT = 64  # finished jobs that can still be watched
+
+
+class Stopped(BaseException):
+    """Thrown into a job at its `yield` when it shall end.
+
+    A job with a last word to say catches it and yields once more; every other job unwinds. It is
+    no `Exception`, so that a job that handles errors does not swallow it by accident.
+    """
+
+
+@dataclass(frozen=True)
+class Report:
+    """How a job stands.
+
+    ahead: jobs that run before this one; 0 once it runs
+    seconds: since it began to run
+    item: the latest item; fresh: whether it is new since the last report of the same watcher
+    """
+
+    state: State
+    ahead: int
+    seconds: float
+    item: Any = None
+    fresh: bool = False
+
+
+class Job:
+    """One piece of work on the model, from submission to its end. Made by `Worker.submit`."""
+
+    def __init__(
+        self, worker: Worker, work: Work, title: str, owner: str, detached: bool, keep: int
+    ) -> None:
+        self.id = uuid.uuid4().hex
+        self.title = title
+        self.owner = owner
+        self.detached = detached
+        self.state: State = "waiting"
+        self.item: Any = None
+        self.error: BaseException | None = None
+        self.history: collections.deque[Any] = collections.deque(maxlen=keep)
+        self._worker = worker
+        self._work: Work | None = work
+        self._count = 0
+        self._watchers = 0
+        self._began = self._ended = 0.0
+        self._stop = Stop()
+        self._news = threading.Condition()
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self.state in ("done", "stopped", "failed")
+
+    @property
+    def ahead(self) -> int:
+        """How many jobs run before this one."""
+        return self._worker.ahead_of(self)
+
+    @property
+    def seconds(self) -> float:
+        """How long it has been running, or ran."""
+        if not self._began:
+            return 0.0
+        return (self._ended or time.monotonic()) - self._began
+
+    def stop(self) -> None:
+        """End the job: at once if it waits, at the end of its current step if it runs.
+
+        Cheap, because Gradio closes a handler on the thread of its event loop.
+        """
+        self._stop.set()
+        if self._worker.withdraw(self):
+            self._end("stopped")
+
+    def follow(self, min_interval: float = 0.25, heartbeat: float = 1.0) -> Iterator[Report]:
+        """Report on the job until it ends: fresh items at most every `min_interval` seconds.
+
+        Items that come faster are dropped, the last one never is. Without news there is a report
+        every `heartbeat` seconds, for a clock. Several watchers may follow one job, and a new one
+        starts with the latest item. A failed job raises its error at the end.
+        """
+        with self._news:
+            self._watchers += 1
+        try:
+            self._worker.drive(self)
+            yield from self._reports(min_interval, heartbeat)
+        finally:
+            with self._news:
+                self._watchers -= 1
+                alone = self._watchers == 0
+            if alone and not self.detached and not self.over:
+                self.stop()
+        if self.error is not None:
+            raise self.error
+
+    def watch(self, min_interval: float = 0.25) -> Iterator[Any]:
+        """The fresh items of `follow`, without the clock."""
+        for report in self.follow(min_interval):
+            if report.fresh:
+                yield report.item
+
+    def result(self) -> Any:
+        """The last item, once the job is over."""
+        item = None
+        for item in self.watch():  # noqa: B007 (the last one counts)
+            pass
+        return item
+
+    def _reports(self, min_interval: float, heartbeat: float) -> Iterator[Report]:
+        seen, told, last = 0, 0.0, (None, -1)
+        while True:
+            with self._news:
+                while True:
+                    now = time.monotonic()
+                    if self.over or (self._count > seen and now - told >= min_interval):
+                        break
+                    if (self.state, self.ahead) != last or now - told >= heartbeat:
+                        break
+                    due = told + (min_interval if self._count > seen else heartbeat)
+                    self._news.wait(max(0.01, due - now))
+                fresh, over = self._count > seen, self.over
+                fresh = fresh and (over or now - told >= min_interval)
+                report = Report(self.state, self.ahead, self.seconds, self.item, fresh)
+                seen = self._count if fresh else seen
+            last, told = (report.state, report.ahead), now
+            yield report
+            if over:
+                return
+
+    def _run(self) -> None:
+        """Step the work to its end. Only the thread that owns the model comes here."""
+        work, self._work = self._work, None  # what it holds is freed when it ends
+        self._began = time.monotonic()
+        self._tell("running")
+        try:
+            steps = _steps(work, self._stop)
+            for item in steps:
+                self._keep(item)
+            self._end("stopped" if self._stop.is_set() else "done")
+        except Stopped:
+            self._end("stopped")
+        except BaseException as error:  # noqa: BLE001 (handed on to whoever watches)
+            if not isinstance(error, ExplorerError):
+                log.exception("%s failed", self.title)
+            traceback.clear_frames(error.__traceback__)  # they hold tensors
+            self.error = error
+            self._end("failed")
+
+    def _keep(self, item: Any) -> None:
+        with self._news:
+            self.item = item
+            self._count += 1
+            self.history.append(item)
+            self._news.notify_all()
+
+    def _tell(self, state: State) -> None:
+        with self._news:
+            self.state = state
+            self._news.notify_all()
+
+    def _end(self, state: State) -> None:
+        self._work = None
+        self._ended = time.monotonic()
+        self._tell(state)
+
+
+class Worker:
+    """The queue and the one thread behind it.
+
+    limit: jobs that may wait altogether; per_owner: jobs one visitor may have waiting
+    """
+
+    def __init__(self, limit: int = 24, per_owner: int = 4, direct: bool = ON_ZERO_GPU) -> None:
+        self._limit, self._per_owner, self._direct = limit, per_owner, direct
+        self._waiting: collections.deque[Job] = collections.deque()
+        self._running: Job | None = None
+        self._jobs: collections.OrderedDict[str, Job] = collections.OrderedDict()
+        self._change = threading.Condition()
+        if not direct:
+            threading.Thread(target=self._serve, daemon=True, name="model").start()
+
+    def submit(
+        self, work: Work, title: str, *, owner: str = "", detached: bool = False, keep: int = 0
+    ) -> Job:
+        """Queue a job. keep: how many of its latest items `job.history` holds."""
+        job = Job(self, work, title, owner, detached, keep)
+        with self._change:
+            mine = sum(other.owner == owner for other in self._waiting)
+            if mine >= self._per_owner:
+                raise ExplorerError(
+                    f"{mine} of your requests are waiting already.",
+                    "Let one finish, or stop it, and try again.",
+                )
+            if len(self._waiting) >= self._limit:
+                raise ExplorerError(
+                    f"The model is busy: {len(self._waiting)} requests are waiting.",
+                    "Try again in a minute.",
+                )
+            self._waiting.append(job)
+            self._jobs[job.id] = job
+            self._forget()
+            self._change.notify_all()
+        return job
+
+    def job(self, job_id: str) -> Job | None:
+        """A job by its id, if it is still known. Its id is the right to see it."""
+        return self._jobs.get(job_id)
+
+    def jobs_of(self, owner: str) -> list[Job]:
+        """The jobs of one visitor that wait or run, oldest first."""
+        with self._change:
+            return [job for job in self._jobs.values() if job.owner == owner and not job.over]
+
+    def stop(self, owner: str, title: str | None = None) -> int:
+        """Stop a visitor's jobs, or only those with that title. → how many"""
+        mine = [job for job in self.jobs_of(owner) if title in (None, job.title)]
+        for job in mine:
+            job.stop()
+        return len(mine)
+
+    def ahead_of(self, job: Job) -> int:
+        with self._change:
+            if job not in self._waiting:
+                return 0
+            return self._waiting.index(job) + (self._running is not None)
+
+    def withdraw(self, job: Job) -> bool:
+        """Take a waiting job out of the queue. → whether it was still there"""
+        with self._change:
+            if job not in self._waiting:
+                return False
+            self._waiting.remove(job)
+            return True
+
+    def drive(self, job: Job) -> None:
+        """Where no thread serves, the watcher runs the job itself."""
+        if self._direct and self.withdraw(job):
+            job._run()
+
+    def _serve(self) -> None:
+        while True:
+            with self._change:
+                while not self._waiting:
+                    self._change.wait()
+                job = self._running = self._waiting.popleft()
+            job._run()
+            with self._change:
+                self._running = None
+            del job  # or its items would live until the next one comes
+
+    def _forget(self) -> None:
+        finished = [key for key, job in self._jobs.items() if job.over]
+        for key in finished[: max(0, len(self._jobs) - KEPT)]:
+            del self._jobs[key]
+
+
+def _steps(work: Work, stop: Stop) -> Iterator[Any]:
+    """Run a job's generator, and throw `Stopped` into it once stop is set."""
+    steps = iter(work(stop))
+    try:
+        for item in steps:
+            yield item
+            if stop.is_set():
+                yield from _last_words(steps)
+                return
+    finally:
+        close = getattr(steps, "close", None)
+        if close is not None:
+            close()
+
+
+def _last_words(steps: Iterator[Any]) -> Iterator[Any]:
+    throw = getattr(steps, "throw", None)
+    if throw is None:
+        return
+    try:
+        yield throw(Stopped())
+    except (Stopped, StopIteration):
+        return

@@ -1,0 +1,184 @@
+"""A language model that never changes, and the one way to run it.
+
+It stands apart from `models` (which fetches and quantises) because the seam in `attention`
+needs this noun, and loading needs the seam for its self-test.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+
+Quantization = Literal["none", "int8", "nf4", "fp4"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Everything that decides which weights answer; equal specs share one model.
+
+    name: a preset, a hub id, a local folder, or a GGUF file
+    device: "auto" takes the GPU where there is one, all of them where there are several
+    """
+
+    name: str = "smollm2-135m"
+    revision: str = "main"
+    quantization: Quantization = "none"
+    dtype: Dtype = "auto"
+    device: str = "auto"
+    trust_remote_code: bool = False
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What really answers: shown in the page, saved with every adapter.
+
+    source: where the weights came from    licence: theirs, with its address
+    precision: what they are held in, and whether they came from a lossy file
+    attention: transformers' attention implementation    n_bytes: of all weights and buffers
+    """
+
+    source: str
+    licence: str
+    precision: str
+    attention: str
+    n_bytes: int
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Sizes of the model: l, h, g, d, m and v of the package's legend.
+
+    head_dim: of the widest layer    context: the longest text it was made for, in tokens
+    """
+
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    hidden_size: int
+    vocab_size: int
+    context: int
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> Geometry:
+        config = model.config.get_text_config()
+        heads = config.num_attention_heads
+        return cls(
+            n_layers=config.num_hidden_layers,
+            n_heads=heads,
+            n_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            hidden_size=config.hidden_size,
+            vocab_size=config.vocab_size,
+            context=getattr(config, "max_position_embeddings", None) or 2048,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A frozen model, its tokenizer, and the lock that says whose turn it is."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+    geometry: Geometry
+    spec: ModelSpec
+    origin: Origin
+    lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids go in."""
+        return self.model.get_input_embeddings().weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What activations are computed in."""
+        return self.model.dtype
+
+    def logits(
+        self,
+        ids: Tensor,
+        *,
+        mask: Tensor | None = None,
+        cache: Cache | None = None,
+        start: int = 0,
+        last: int | None = None,
+    ) -> Tensor:
+        """Next-token scores. The only forward pass in the package.
+
+        It takes the lock, so a patch that one thread has installed is never seen by another.
+        Gradients follow the caller's grad mode. A cache that is handed in is appended to.
+
+        ids: (b, q)
+        mask: (b, k) 1 for a token, 0 for padding on either side, over cached and new tokens
+        start: position of the first token of each row, counted from the first that is not padding
+               (with a cache: position of the first new token, or without padding only)
+        last: score only the last so many positions
+        → (b, q or last, v), float32
+        """
+        ids = ids.to(self.device)
+        if mask is None:
+            positions = start + torch.arange(ids.shape[1], device=ids.device)[None]
+        else:
+            mask = mask.to(self.device)
+            past = mask.shape[1] - ids.shape[1]
+            counted = (mask.cumsum(-1) - 1).clamp(min=0)[:, past:]
+            positions = counted + (start if past == 0 else 0)
+        options = {} if last is None else {"logits_to_keep": last}
+        with self.lock:
+            out = self.model(
+                ids,
+                attention_mask=mask,
+                position_ids=positions,
+                cache=cache,
+                use_cache=cache is not None,
+                **options,
+            )
+        return out.logits.float()
+
+    def new_cache(self) -> DynamicCache:
+        """An empty cache of the kind this model decodes with."""
+        return DynamicCache(config=self.model.config.get_text_config())
+
+
+def freeze(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase | None,
+    spec: ModelSpec | None = None,
+    origin: Origin | None = None,
+) -> LoadedModel:
+    """From here on nothing in `model` trains or drops out."""
+    model.requires_grad_(False).eval()
+    for module in model.modules():
+        if type(module).__name__ == "Linear4bit":
+            # In eval mode, CPUs with AVX512-BF16 repack 4-bit weights at the first inference and
+            # from then on let no gradient through (bitsandbytes nn/modules.py, Linear4bit.forward).
+            # The layer has no dropout, so train mode changes nothing else.
+            module.train()
+    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+        raise TypeError(f"{type(model).__name__}.forward takes no logits_to_keep")
+    if origin is None:
+        origin = Origin(
+            source="memory",
+            licence="unknown",
+            precision=str(model.dtype).removeprefix("torch."),
+            attention=model.config._attn_implementation,
+            n_bytes=bytes_of(model),
+        )
+    return LoadedModel(model, tokenizer, Geometry.of(model), spec or ModelSpec("memory"), origin)
+
+
+def bytes_of(model: PreTrainedModel) -> int:
+    """Bytes of weights and buffers, shared storage counted once."""
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in (*model.parameters(), *model.buffers())
+    }
+    return sum(storages.values())
