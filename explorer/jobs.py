@@ -5,9 +5,14 @@ None of this reaches the model, because handlers never touch it: they submit a j
 it says. A job is a generator `fn(stop)`, stepped by the worker's thread alone, so what is bound to
 a thread (`torch.no_grad`, an RLock) stays with it and is unwound there.
 
-    job = worker.submit(partial(look, spec, prompt), "Look", owner=session_id)
+    def looking(stop):
+        lm = models.load(spec, stop.note)      # a line for the status, and the place to stop
+        yield look(lm, prompt)
+
+    job = worker.submit(looking, "Look", owner=session_id)
     for report in job.follow():
-        report.fresh and draw(report.item)
+        if report.fresh:
+            draw(report.item)
 
 A *tied* job ends when its last watcher goes away (tab closed, event cancelled). A *detached* one
 (a training run) goes on and can be watched again later: `worker.job(job_id).follow()`.
@@ -19,8 +24,6 @@ that watches a job also runs it.
 from __future__ import annotations
 
 import collections
-import functools
-import itertools
 import logging
 import os
 import threading
@@ -36,8 +39,6 @@ from explorer.errors import ExplorerError
 log = logging.getLogger(__name__)
 
 State = Literal["waiting", "running", "done", "stopped", "failed"]
-Stop = threading.Event  # what a job may ask inside a long step: stop.is_set()
-Work = Callable[[Stop], Iterator[Any]]
 
 ON_ZERO_GPU = bool(os.environ.get("SPACES_ZERO_GPU"))
 KEPT = 64  # finished jobs that can still be watched
@@ -51,18 +52,38 @@ class Stopped(BaseException):
     """
 
 
+class Stop(threading.Event):
+    """What a job is handed: whether it shall end, and a line for whoever waits."""
+
+    def __init__(self, tell: Callable[[str, float | None], None] = lambda *_: None) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def note(self, text: str, fraction: float | None = None) -> None:
+        """Say what is happening, and end here if asked to. fraction: of it done, in [0, 1]"""
+        if self.is_set():
+            raise Stopped
+        self._tell(text, fraction)
+
+
+Work = Callable[[Stop], Iterator[Any]]
+
+
 @dataclass(frozen=True)
 class Report:
     """How a job stands.
 
     ahead: jobs that run before this one; 0 once it runs
     seconds: since it began to run
+    note, fraction: what it says it is doing, and how much of that is done
     item: the latest item; fresh: whether it is new since the last report of the same watcher
     """
 
     state: State
     ahead: int
     seconds: float
+    note: str = ""
+    fraction: float | None = None
     item: Any = None
     fresh: bool = False
 
@@ -86,7 +107,8 @@ class Job:
         self._count = 0
         self._watchers = 0
         self._began = self._ended = 0.0
-        self._stop = Stop()
+        self._note: tuple[str, float | None] = ("", None)
+        self._stop = Stop(self._say)
         self._news = threading.Condition()
 
     @property
@@ -125,7 +147,8 @@ class Job:
         with self._news:
             self._watchers += 1
         try:
-            self._worker.drive(self)
+            if self._worker.direct:
+                yield from self._driven(min_interval)
             yield from self._reports(min_interval, heartbeat)
         finally:
             with self._news:
@@ -150,41 +173,52 @@ class Job:
         return item
 
     def _reports(self, min_interval: float, heartbeat: float) -> Iterator[Report]:
-        seen, told, last = 0, 0.0, (None, -1)
+        seen, told, last = 0, 0.0, None
         while True:
             with self._news:
                 while True:
                     now = time.monotonic()
-                    if self.over or (self._count > seen and now - told >= min_interval):
+                    standing = (self.state, self.ahead, self._note)
+                    new = self._count > seen or standing != last
+                    due = told + (min_interval if new else heartbeat)
+                    if self.over or standing[:2] != (last or standing)[:2] or now >= due:
                         break
-                    if (self.state, self.ahead) != last or now - told >= heartbeat:
-                        break
-                    due = told + (min_interval if self._count > seen else heartbeat)
-                    self._news.wait(max(0.01, due - now))
-                fresh, over = self._count > seen, self.over
-                fresh = fresh and (over or now - told >= min_interval)
-                report = Report(self.state, self.ahead, self.seconds, self.item, fresh)
-                seen = self._count if fresh else seen
-            last, told = (report.state, report.ahead), now
+                    self._news.wait(due - now)
+                report = self._report(fresh=self._count > seen)
+                seen, over = self._count, self.over
+            last, told = standing, now
             yield report
             if over:
                 return
 
-    def _run(self) -> None:
+    def _report(self, *, fresh: bool) -> Report:
+        note, fraction = self._note
+        return Report(self.state, self.ahead, self.seconds, note, fraction, self.item, fresh)
+
+    def _driven(self, min_interval: float) -> Iterator[Report]:
+        """Without a thread: run the job here, reporting as it goes."""
+        told = time.monotonic()
+        if self._worker.withdraw(self):
+            for _ in self._run():
+                if time.monotonic() - told >= min_interval:
+                    told = time.monotonic()
+                    yield self._report(fresh=True)
+
+    def _run(self) -> Iterator[None]:
         """Step the work to its end. Only the thread that owns the model comes here."""
         work, self._work = self._work, None  # what it holds is freed when it ends
         self._began = time.monotonic()
         self._tell("running")
         try:
-            steps = _steps(work, self._stop)
-            for item in steps:
+            for item in _steps(work, self._stop):
                 self._keep(item)
+                yield
             self._end("stopped" if self._stop.is_set() else "done")
-        except Stopped:
+        except (Stopped, GeneratorExit):
             self._end("stopped")
-        except BaseException as error:  # noqa: BLE001 (handed on to whoever watches)
-            if not isinstance(error, ExplorerError):
-                log.exception("%s failed", self.title)
+        except BaseException as error:  # handed on to whoever watches
+            if not isinstance(error, ExplorerError) and not self._watchers:
+                log.exception("%s failed, and nobody was watching", self.title)
             traceback.clear_frames(error.__traceback__)  # they hold tensors
             self.error = error
             self._end("failed")
@@ -194,6 +228,11 @@ class Job:
             self.item = item
             self._count += 1
             self.history.append(item)
+            self._news.notify_all()
+
+    def _say(self, text: str, fraction: float | None) -> None:
+        with self._news:
+            self._note = (text, fraction)
             self._news.notify_all()
 
     def _tell(self, state: State) -> None:
@@ -214,7 +253,7 @@ class Worker:
     """
 
     def __init__(self, limit: int = 24, per_owner: int = 4, direct: bool = ON_ZERO_GPU) -> None:
-        self._limit, self._per_owner, self._direct = limit, per_owner, direct
+        self._limit, self._per_owner, self.direct = limit, per_owner, direct
         self._waiting: collections.deque[Job] = collections.deque()
         self._running: Job | None = None
         self._jobs: collections.OrderedDict[str, Job] = collections.OrderedDict()
@@ -275,18 +314,14 @@ class Worker:
             self._waiting.remove(job)
             return True
 
-    def drive(self, job: Job) -> None:
-        """Where no thread serves, the watcher runs the job itself."""
-        if self._direct and self.withdraw(job):
-            job._run()
-
     def _serve(self) -> None:
         while True:
             with self._change:
                 while not self._waiting:
                     self._change.wait()
                 job = self._running = self._waiting.popleft()
-            job._run()
+            for _ in job._run():
+                pass
             with self._change:
                 self._running = None
             del job  # or its items would live until the next one comes
@@ -299,6 +334,8 @@ class Worker:
 
 def _steps(work: Work, stop: Stop) -> Iterator[Any]:
     """Run a job's generator, and throw `Stopped` into it once stop is set."""
+    if stop.is_set():
+        raise Stopped
     steps = iter(work(stop))
     try:
         for item in steps:
