@@ -67,15 +67,21 @@ class AttentionCall:
         second fused call; no (q, k) matrix is ever stored. Narrow values are padded to the head
         size, since the fused kernels want values as wide as keys.
 
-        value: (b or 1, k, n) or (b or 1, g, k, n), n ≤ d → (b, h, q, n)
+        value: (b or 1, k, n) or (b or 1, g, k, n), n ≤ d → (b, h, q, n), float32
         """
         width, wide = value.shape[-1], self.key.shape[-1]
         if value.ndim == 3:
             value = value[:, None]
-        value = torch.nn.functional.pad(value.to(self.key), (0, wide - width))
+        value = torch.nn.functional.pad(value.to(self.key.device, torch.float32), (0, wide - width))
         value = value.expand(*self.key.shape[:3], wide)
-        output, _ = replace(self, value=value).run()
-        return output[..., :width].transpose(1, 2)
+        mask = self.mask
+        if mask is not None and mask.dtype != torch.bool:
+            mask = mask.float()
+        # In float32 whatever the model computes in: eight bits of mantissa are too few for shares.
+        call = replace(
+            self, query=self.query.float(), key=self.key.float(), value=value, mask=mask
+        )
+        return call.run()[0][..., :width].transpose(1, 2)
 
 
 Patch = Callable[[AttentionCall], Output]

@@ -1,0 +1,407 @@
+"""Find a model's weights, load them in full or reduced precision, freeze them, prove the seam.
+
+A model is named by a preset, a hub id, a local folder, or a GGUF file. A preset lists where its
+weights may come from; the first that answers is used and named in `LoadedModel.origin`.
+One model is loaded in a process: loading another frees the first before it allocates.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import re
+import threading
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+
+from explorer import sources
+from explorer.attention import self_test
+from explorer.errors import ExplorerError
+from explorer.lm import (
+    Dtype,
+    Geometry,
+    LoadedModel,
+    ModelSpec,
+    Origin,
+    Quantization,
+    bytes_of,
+    freeze,
+)
+
+__all__ = [
+    "PRESETS",
+    "Dtype",
+    "Geometry",
+    "LoadedModel",
+    "MemoryEstimate",
+    "ModelSpec",
+    "Origin",
+    "Preset",
+    "Quantization",
+    "current",
+    "estimate",
+    "freeze",
+    "load",
+    "unload",
+]
+
+log = logging.getLogger(__name__)
+
+Progress = Callable[[str, float | None], None]
+
+
+def _silent(text: str, fraction: float | None) -> None:  # noqa: ARG001
+    pass
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A model with a short name.
+
+    repo: its hub id    parameters: how many    licence: what its users agree to
+    bundle: the same weights inside packages of the Python index, for machines without a hub
+    """
+
+    repo: str
+    parameters: int
+    licence: str
+    bundle: sources.Bundle | None = None
+    note: str = ""
+
+
+PRESETS: dict[str, Preset] = {
+    "smollm2-135m": Preset(
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        134_515_008,
+        "Apache-2.0",
+        sources.SMOLLM2_135M,
+        "small, answers questions, first choice",
+    ),
+    "gemma3-270m": Preset(
+        "google/gemma-3-270m",
+        268_098_176,
+        "Gemma Terms of Use, https://ai.google.dev/gemma/terms",
+        sources.GEMMA3_270M,
+        "QK-norm and sliding windows; continues text",
+    ),
+    "gpt2": Preset("openai-community/gpt2", 124_439_808, "MIT", note="learned positions"),
+    "qwen3-0.6b": Preset("Qwen/Qwen3-0.6B", 596_049_920, "Apache-2.0", note="QK-norm"),
+    "llama-3.2-1b": Preset(
+        "meta-llama/Llama-3.2-1B-Instruct",
+        1_235_814_400,
+        "Llama 3.2 Community License, https://www.llama.com/llama3_2/license",
+        note="needs an accepted licence and a token",
+    ),
+    "qwen3-4b": Preset("Qwen/Qwen3-4B", 4_022_468_096, "Apache-2.0", note="wants a GPU"),
+}
+
+_current: LoadedModel | None = None
+_guard = threading.RLock()
+
+
+def current() -> LoadedModel | None:
+    """The model this process holds, if any."""
+    return _current
+
+
+def unload() -> None:
+    """Drop the loaded model and give its memory back."""
+    global _current
+    with _guard:
+        _current = None
+        gc.collect()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+
+def load(spec: ModelSpec | str, progress: Progress = _silent) -> LoadedModel:
+    """Fetch, quantise, freeze and check the model of `spec`; at once if it is the loaded one.
+
+    progress: called with what is happening and, where it is known, how much of it is done (0–1)
+
+    Raises ExplorerError for anything a visitor can mend: a wrong name, a gated repository, no
+    network, a family that cannot be looked into, not enough memory. The model loaded before is
+    gone then (memory is freed first); load it again by its spec.
+    """
+    global _current
+    if isinstance(spec, str):
+        spec = ModelSpec(spec)
+    with _guard:
+        if _current is not None and _current.spec == spec:
+            return _current
+        where, source, licence = _locate(spec, progress)
+        config = _config(spec, where)
+        _refuse_unsupported(spec, config)
+        unload()
+        progress("Loading the weights", None)
+        model, tokenizer = _materialise(spec, where, config)
+        lossy = sources.is_converted(where)
+        lm = freeze(model, tokenizer, spec, _origin(model, spec, source, licence, lossy))
+        progress("Checking that every layer can be looked into", None)
+        self_test(lm)
+        _current = lm
+        return lm
+
+
+def _locate(spec: ModelSpec, progress: Progress) -> tuple[str, str, str]:
+    """→ what from_pretrained is given, the source in words, the licence"""
+    name = spec.name.strip()
+    if not name:
+        raise ExplorerError("No model is named.", "Choose one from the list or type a hub id.")
+    preset = PRESETS.get(name)
+    if preset is not None:
+        return _locate_preset(preset, spec.revision, progress)
+    path = Path(name).expanduser()
+    if path.suffix.lower() == ".gguf":
+        if not path.is_file():
+            raise ExplorerError(f"There is no file {name}.", "Check the path of the GGUF file.")
+        return str(sources.convert_gguf(path, progress)), f"file {path.name}", "see the file's own"
+    if path.is_dir():
+        return str(path), f"folder {path.name}", "see the folder's own"
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        raise ExplorerError(
+            f"{name} is neither a preset, a hub id, a folder nor a GGUF file.",
+            "A hub id looks like HuggingFaceTB/SmolLM2-135M-Instruct.",
+        )
+    return name, f"hub: {name}@{spec.revision}", f"see https://huggingface.co/{name}"
+
+
+def _locate_preset(preset: Preset, revision: str, progress: Progress) -> tuple[str, str, str]:
+    on_hub = (preset.repo, f"hub: {preset.repo}@{revision}", preset.licence)
+    # What is already here comes first: the hub's weights if they were ever fetched, else the
+    # bundle's; asking the network before every start would cost seconds and fail without one.
+    cached = try_to_load_from_cache(preset.repo, "config.json", revision=revision)
+    if preset.bundle is None or isinstance(cached, str):
+        return on_hub
+    bundled = (f"package {preset.bundle.package}, {preset.bundle.gguf_name}", preset.licence)
+    folder = sources.converted(preset.bundle)
+    if folder is None and not _offline():
+        try:
+            progress(f"Asking the hub for {preset.repo}", None)
+            AutoConfig.from_pretrained(preset.repo, revision=revision)
+            return on_hub
+        except OSError as error:  # no network, gated, unknown: the bundle has the same weights
+            log.info("hub does not answer for %s: %s", preset.repo, error)
+    if folder is None:
+        folder = sources.local_weights(preset.bundle, progress)
+    return str(folder), *bundled
+
+
+def _offline() -> bool:
+    return os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "TRUE", "YES", "ON"}
+
+
+def _config(spec: ModelSpec, where: str):
+    try:
+        return AutoConfig.from_pretrained(
+            where, revision=spec.revision, trust_remote_code=spec.trust_remote_code
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise _explained(error, spec) from error
+
+
+def _explained(error: Exception, spec: ModelSpec) -> ExplorerError:
+    """What transformers and the hub raise, in words a visitor can act on."""
+    chain, cause = [], error
+    while cause is not None:
+        chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
+    name, text = spec.name, str(error)
+    if any(isinstance(one, GatedRepoError) for one in chain) or "gated repo" in text:
+        return ExplorerError(
+            f"{name} asks its users to accept a licence first.",
+            f"Accept it at https://huggingface.co/{name}, set HF_TOKEN, and start again.",
+        )
+    missing = RepositoryNotFoundError, RevisionNotFoundError
+    if any(isinstance(one, missing) for one in chain):
+        return ExplorerError(
+            f"The hub has no model {name} at revision {spec.revision}.",
+            "Check the spelling; a private model needs HF_TOKEN.",
+        )
+    if "trust_remote_code" in text:
+        return ExplorerError(
+            f"{name} brings program code of its own.",
+            "It runs only when the app was started with --trust-remote-code.",
+        )
+    if "model type" in text or "Unrecognized" in text or "model_type" in text:
+        return ExplorerError(
+            f"{name} is of a kind that the installed transformers does not know.",
+            "Choose a causal language model, or a folder with a config.json.",
+        )
+    if "safetensors" in text:
+        return ExplorerError(
+            f"{name} has no weights in the safetensors format.",
+            "Other formats can run code while they load; choose a model that has it.",
+        )
+    return ExplorerError(
+        f"{name} cannot be reached: it is not on this machine and the hub does not answer.",
+        "Check the name and the network, or choose smollm2-135m.",
+    )
+
+
+def _refuse_unsupported(spec: ModelSpec, config) -> None:
+    """Before anything large is loaded: is this a causal model with the attention interface?"""
+    known = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING
+    if type(config) not in known:
+        if spec.trust_remote_code:
+            return  # its own class; the self-test decides
+        raise ExplorerError(
+            f"{spec.name} ({config.model_type}) is not a causal language model.",
+            "Choose a model that writes text, such as SmolLM2, Gemma, Qwen or GPT-2.",
+        )
+    family = known[type(config)]
+    if not family._supports_attention_backend and not family._can_set_attn_implementation():
+        raise ExplorerError(
+            f"{family.__name__} computes attention in its own way, which cannot be looked into.",
+            "Choose a family that uses transformers' attention interface, such as Llama, Qwen, "
+            "Gemma, Mistral, Phi, OLMo, GPT-2 or GPT-NeoX.",
+        )
+    if spec.dtype == "float16" and config.model_type.startswith("gemma"):
+        raise ExplorerError(
+            "Gemma's activations overflow float16 and turn into NaN.", "Choose bfloat16 or float32."
+        )
+
+
+def _device(spec: ModelSpec) -> str:
+    if spec.device != "auto":
+        return spec.device
+    if os.environ.get("SPACES_ZERO_GPU"):  # there CUDA may only be touched inside a GPU call
+        return "cuda"
+    if torch.cuda.is_available():
+        return "auto" if torch.cuda.device_count() > 1 else "cuda"
+    if spec.quantization == "none" and torch.backends.mps.is_available():
+        return "mps"
+    return "cpu"
+
+
+def _dtype(spec: ModelSpec, config, device: str) -> torch.dtype:
+    if spec.dtype != "auto":
+        return getattr(torch, spec.dtype)
+    own = config.get_text_config().dtype or config.dtype or torch.float32
+    own = getattr(torch, own) if isinstance(own, str) else own
+    if device != "cpu":
+        # Gemma overflows float16 whatever its file says
+        half = own == torch.float16 and config.model_type.startswith("gemma")
+        return torch.bfloat16 if half else own
+    # On a CPU float32 is the fastest and the most exact; above two billion weights memory decides.
+    return torch.float32 if _parameters(config) < 2e9 else torch.bfloat16
+
+
+def _materialise(spec: ModelSpec, where: str, config):
+    device = _device(spec)
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ExplorerError("No NVIDIA GPU answers here.", "Choose the device cpu.")
+    options = {
+        "revision": spec.revision,
+        "trust_remote_code": spec.trust_remote_code,
+        "dtype": _dtype(spec, config, device),
+        "device_map": device,
+        "use_safetensors": True,
+    }
+    if spec.quantization != "none":
+        warnings.filterwarnings("ignore", message="MatMul8bitLt: inputs will be cast")
+        options["quantization_config"] = _quantization(spec.quantization, options["dtype"])
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            where, revision=spec.revision, trust_remote_code=spec.trust_remote_code
+        )
+        model = AutoModelForCausalLM.from_pretrained(where, **options)
+    except torch.OutOfMemoryError as error:
+        unload()
+        raise ExplorerError(
+            f"{spec.name} does not fit on {device}.", "Choose nf4, or a smaller model."
+        ) from error
+    except (ImportError, RuntimeError) as error:
+        if spec.quantization == "none":
+            raise
+        log.exception("quantised load failed")
+        raise ExplorerError(
+            f"This machine's bitsandbytes cannot run {spec.quantization}.",
+            "Choose the quantisation none.",
+        ) from error
+    except (OSError, ValueError) as error:
+        raise _explained(error, spec) from error
+    _check_tied(model)
+    return model, tokenizer
+
+
+def _check_tied(model) -> None:
+    """transformers may load an untied head although the config ties it; then say so."""
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    tied = head is not None and head.weight.data_ptr() == table.weight.data_ptr()
+    if getattr(model.config.get_text_config(), "tie_word_embeddings", False) and not tied:
+        log.warning("the config ties input and output embeddings, the loaded weights do not")
+
+
+def _quantization(kind: Quantization, compute: torch.dtype) -> BitsAndBytesConfig:
+    if kind == "int8":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    return BitsAndBytesConfig(
+        load_in_4bit=True, bnb_4bit_quant_type=kind, bnb_4bit_compute_dtype=compute
+    )
+
+
+def _origin(model, spec: ModelSpec, source: str, licence: str, lossy: str | None) -> Origin:
+    precision = str(model.dtype).removeprefix("torch.")
+    if spec.quantization != "none":
+        precision = f"{spec.quantization} weights, {precision} activations"
+    if lossy:
+        precision += f" (from a file quantised to {lossy})"
+    implementation = model.config._attn_implementation
+    return Origin(source, licence, precision, implementation, bytes_of(model))
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes of the weights of a spec before they are loaded, and how many weights there are."""
+
+    n_bytes: int
+    parameters: int
+
+
+def estimate(spec: ModelSpec) -> MemoryEstimate | None:
+    """What the weights will take; None where even the config is not to be had without a download.
+
+    Quantised linear layers take 1 byte (int8) or ½ byte plus scales (4 bit) a weight; embeddings
+    and norms keep the activations' precision. Working memory comes on top.
+    """
+    preset = PRESETS.get(spec.name)
+    config = None
+    if preset is None or preset.bundle is None or sources.converted(preset.bundle):
+        where = preset.repo if preset else spec.name
+        if preset and preset.bundle:
+            where = str(sources.converted(preset.bundle))
+        try:
+            config = AutoConfig.from_pretrained(where, local_files_only=True)
+        except (OSError, ValueError):
+            config = None
+    if config is None:
+        if preset is None:
+            return None
+        total, embedded = preset.parameters, preset.parameters // 4
+        width = 4 if total < 2e9 and _device(spec) == "cpu" and spec.dtype == "auto" else 2
+        if spec.dtype == "float32":
+            width = 4
+    else:
+        total = _parameters(config)
+        text = config.get_text_config()
+        embedded = text.vocab_size * text.hidden_size
+        width = _dtype(spec, config, _device(spec)).itemsize
+    linear = {"none": width, "int8": 1.0, "nf4": 0.56, "fp4": 0.56}[spec.quantization]
+    return MemoryEstimate(round(embedded * width + (total - embedded) * linear), total)
+
+
+def _parameters(config) -> int:
+    """Number of weights of a causal model of this shape; nothing is allocated."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return sum(parameter.numel() for parameter in model.parameters())
