@@ -110,6 +110,7 @@ class LoadedModel:
         cache: Cache | None = None,
         start: int = 0,
         last: int | None = None,
+        positions: Tensor | None = None,
     ) -> Tensor:
         """Next-token scores. The only forward pass in the package.
 
@@ -121,13 +122,16 @@ class LoadedModel:
         start: position of the first token of each row, counted from the first that is not padding
                (with a cache: position of the first new token, or without padding only)
         last: score only the last so many positions
+        positions: (1 or b, q) position of every token, where they do not simply follow `start`
         → (b, q or last, v), float32
         """
         ids = ids.to(self.device)
-        if mask is None:
+        mask = None if mask is None else mask.to(self.device)
+        if positions is not None:
+            positions = positions.to(self.device)
+        elif mask is None:
             positions = start + torch.arange(ids.shape[1], device=ids.device)[None]
         else:
-            mask = mask.to(self.device)
             past = mask.shape[1] - ids.shape[1]
             counted = (mask.cumsum(-1) - 1).clamp(min=0)[:, past:]
             positions = counted + (start if past == 0 else 0)

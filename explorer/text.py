@@ -118,28 +118,29 @@ def display(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[Toke
     """Tokens as people read them: no Ġ or ▁, split characters joined, spaces and breaks marked."""
     ids = [int(i) for i in ids]
     special = set(tokenizer.all_special_ids)
+    # Pieces are decoded behind another token, because some decoders drop a text's first space.
+    anchor = plain(tokenizer, "a")[-1:]
+    head = decode(tokenizer, anchor)
+
+    def piece(some: list[int]) -> str:
+        whole = decode(tokenizer, anchor + some)
+        return whole[len(head) :] if whole.startswith(head) else decode(tokenizer, some)
+
     tokens: list[Token] = []
     start = 0
     while start < len(ids):
         stop = start + 1
-        text = _piece(tokenizer, ids[start:stop])
+        text = piece(ids[start:stop])
         # A character of several bytes may be cut between tokens: join until it decodes.
         while "\ufffd" in text and stop < min(len(ids), start + 8):
             stop += 1
-            text = _piece(tokenizer, ids[start:stop])
+            text = piece(ids[start:stop])
         if "\ufffd" in text and stop - start > 1:  # never becomes a character: show them singly
             stop = start + 1
-            text = _piece(tokenizer, ids[start:stop])
+            text = piece(ids[start:stop])
         tokens.append(Token(_marked(text), tuple(ids[start:stop]), start, ids[start] in special))
         start = stop
     return tokens
-
-
-def _piece(tokenizer, ids: list[int]) -> str:
-    # Decoded behind another token, because some decoders drop a text's first space.
-    anchor = plain(tokenizer, "a")[-1:]
-    whole, head = decode(tokenizer, anchor + ids), decode(tokenizer, anchor)
-    return whole[len(head) :] if whole.startswith(head) else decode(tokenizer, ids)
 
 
 def _marked(text: str) -> str:

@@ -1,0 +1,98 @@
+"""Decoding, one token at a time, under whatever is applied to the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from explorer.errors import ExplorerError
+from explorer.lm import LoadedModel
+
+Applied = Callable[[], AbstractContextManager[None]]  # opens what is applied, for one step
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen. temperature 0 is greedy: the largest logit, no chance."""
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Step:
+    """One decoded token.
+
+    id: the token    gap: logit of the largest minus the second largest, before temperature
+    probability: of the token under softmax of the unscaled logits
+    """
+
+    id: int
+    gap: float
+    probability: float
+
+
+def stream(
+    lm: LoadedModel,
+    ids: Tensor,
+    n_new: int,
+    *,
+    applied: Applied = nullcontext,
+    sampling: Sampling | None = None,
+    stop_ids: Sequence[int] = (),
+    start: int = 0,
+) -> Iterator[Step]:
+    """Decode up to `n_new` tokens after `ids`, yielding each; the model is itself at every yield.
+
+    ids: (1, q)
+    applied: opens the prefix or adapter under which the model runs, e.g. `lambda: p.applied(lm)`
+    stop_ids: decoding ends after one of these    start: position of the first of `ids`
+
+    The end of the model's context ends decoding as well.
+    """
+    sampling = sampling or Sampling()
+    generator = torch.Generator().manual_seed(sampling.seed)
+    cache, position = lm.new_cache(), start
+    for _ in range(n_new):
+        if position + ids.shape[1] > lm.geometry.context:
+            return
+        with torch.no_grad(), applied():
+            logits = lm.logits(ids, cache=cache, start=position, last=1)[0, -1].cpu()
+        position += ids.shape[1]
+        step = choose(logits, sampling, generator)
+        ids = torch.tensor([[step.id]])
+        yield step
+        if step.id in stop_ids:
+            return
+
+
+def choose(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Step:
+    """The next token out of its logits. logits: (v), float32, CPU"""
+    if not torch.isfinite(logits).any() or torch.isnan(logits).any():
+        raise ExplorerError(
+            "The model's output is not a number.",
+            "Choose bfloat16 or float32; float16 overflows in some models.",
+        )
+    top = logits.topk(2).values
+    token = int(logits.argmax())
+    if sampling.temperature > 0:
+        probabilities = torch.softmax(logits / sampling.temperature, -1)
+        ordered, order = probabilities.sort(descending=True)
+        ordered[ordered.cumsum(-1) - ordered >= sampling.top_p] = 0
+        token = int(order[torch.multinomial(ordered, 1, generator=generator)])
+    probability = torch.softmax(logits, -1)[token]
+    return Step(token, float(top[0] - top[1]), float(probability))
+
+
+def stop_tokens(lm: LoadedModel) -> tuple[int, ...]:
+    """The ids at which this model ends its answer."""
+    eos = lm.model.generation_config.eos_token_id if lm.model.can_generate() else None
+    eos = eos if eos is not None else lm.model.config.get_text_config().eos_token_id
+    if eos is None:
+        return ()
+    return tuple(eos) if isinstance(eos, (list, tuple)) else (eos,)
