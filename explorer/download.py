@@ -27,7 +27,7 @@ _BLOCK = 1 << 20
 _AGAIN = "Check the network and load again: the download goes on from there."
 
 
-def silent(text: str, fraction: float | None) -> None:  # noqa: ARG001
+def silent(text: str, fraction: float | None) -> None:
     """The progress callback of those who do not watch."""
 
 
