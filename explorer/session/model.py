@@ -1,0 +1,41 @@
+"""Make a visitor's model the loaded one, and say what answered."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from explorer import models
+from explorer.jobs import Stop, Work
+from explorer.lm import Geometry, ModelSpec, Origin
+
+
+@dataclass(frozen=True)
+class ModelView:
+    """The loaded model in words and numbers. seconds: loading took; 0 if it was loaded already"""
+
+    spec: ModelSpec
+    origin: Origin
+    geometry: Geometry
+    device: str
+    chat: bool
+    seconds: float
+
+
+def loading(spec: ModelSpec) -> Work:
+    """→ a job that loads the model and yields its ModelView"""
+
+    def work(stop: Stop) -> Iterator[ModelView]:
+        began, before = time.monotonic(), models.current()
+        lm = models.load(spec, stop.note)
+        yield ModelView(
+            spec=spec,
+            origin=lm.origin,
+            geometry=lm.geometry,
+            device=str(lm.device),
+            chat=bool(getattr(lm.tokenizer, "chat_template", None)),
+            seconds=0.0 if lm is before else time.monotonic() - began,
+        )
+
+    return work

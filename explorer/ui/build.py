@@ -1,0 +1,61 @@
+"""The whole page: model bar, places, status line. Adding a place is one line in TABS."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import gradio as gr
+
+from explorer.jobs import Worker
+from explorer.lm import ModelSpec
+from explorer.session import Sessions
+from explorer.ui.look_tab import look_tab
+from explorer.ui.model_bar import model_bar
+from explorer.ui.page import Page, line
+
+TABS = {"Look": look_tab}
+
+TITLE = """
+<h1>Prefix explorer</h1>
+<p>Put something in front of a text and see what it does to attention.</p>
+"""
+
+
+def build(spec: ModelSpec | None = None, data: Path | None = None) -> gr.Blocks:
+    """The page as Gradio blocks. The model of `spec` starts loading on the worker at once."""
+    spec = spec or ModelSpec()
+    with gr.Blocks(title="Prefix explorer", analytics_enabled=False, fill_width=False) as demo:
+        page = Page(
+            worker=Worker(),
+            sessions=Sessions(spec),
+            status=gr.HTML(line("idle", "Ready"), render=False, elem_id="status-line"),
+            data=data or Path("data"),
+            on_space=bool(os.environ.get("SPACE_ID")),
+        )
+        gr.HTML(TITLE, elem_id="title")
+        model_bar(page, demo)
+        with gr.Tabs(elem_id="places"):
+            for name, tab in TABS.items():
+                with gr.Tab(name, id=name.lower()):
+                    tab(page)
+        _status_bar(page)
+
+        def leave(request: gr.Request) -> None:
+            page.sessions.drop(request.session_hash)
+
+        demo.unload(leave)
+    return demo.queue(default_concurrency_limit=32)
+
+
+def _status_bar(page: Page) -> None:
+    """At the foot of the window, in sight from every place."""
+    with gr.Row(elem_id="status-bar"):
+        page.status.render()
+        stop = gr.Button("Stop", size="sm", variant="stop", elem_id="stop", min_width=60, scale=0)
+
+    def on_stop(request: gr.Request) -> str:
+        count = page.worker.stop(page.session(request).id)
+        return line("stopped", "Stopping" if count else "Nothing is running")
+
+    stop.click(on_stop, None, page.status, api_name="stop", show_progress="hidden", queue=False)

@@ -1,0 +1,116 @@
+"""What every tab is handed, and the one line that says what is happening.
+
+A place is one file with one function that lays out its tab and wires its events:
+
+    def look_tab(page: Page) -> None:
+        prompt, read, view = gr.Textbox(), gr.Button("Look"), LivePlot()
+
+        @shown                                   # errors become sentences
+        def on_look(prompt: str, request: gr.Request):
+            session = page.session(request)      # this visitor: session.spec, session.last(Kind)
+            job = page.start(session, looking(session.spec, prompt), "Looking")
+            for status, item in page.follow(job):        # item: the newest, or None
+                yield status, gr.skip() if item is None else draw(item)
+            if job.item is not None:
+                page.sessions.keep(session.id, job.item)  # for events that only redraw
+
+        read.click(on_look, [prompt], [page.status, view], api_name="look", **STREAM)
+
+`looking(spec, prompt)` comes from explorer/session/look.py: it returns the job `fn(stop)`, whose
+first line is `lm = models.load(spec, stop.note)`. The status line is always the first output.
+The Stop button beside the status line ends every job of its visitor; nothing uses `cancels`.
+
+A run that outlives the tab starts with `page.start(..., detached=True)`; its `job.id` finds it
+again: `page.worker.job(job_id)`, then `page.follow(job)` as above. Events that only redraw what
+the session holds use `**PRIVATE`; every other one has an `api_name`.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from explorer.jobs import Job, Report, Work, Worker
+from explorer.session import Session, Sessions
+from explorer.ui.controls import sentence
+
+# For events that follow a job. Order and exclusion are the worker's business, so Gradio's own
+# queue lets many in; its progress overlay would hide what is being drawn.
+STREAM = {"show_progress": "hidden", "concurrency_limit": 32}
+
+# For events that only redraw what the session already holds.
+PRIVATE = {"show_progress": "hidden", "api_visibility": "private", "concurrency_limit": 32}
+
+
+@dataclass(frozen=True)
+class Page:
+    """What every tab is handed.
+
+    status: the status line, first output of every event that follows a job
+    data: folder for what runs leave behind    on_space: whether strangers use this machine
+    """
+
+    worker: Worker
+    sessions: Sessions
+    status: gr.HTML
+    data: Path
+    on_space: bool
+
+    def session(self, request: gr.Request) -> Session:
+        """The visitor who asks."""
+        return self.sessions.get(request.session_hash or "nobody")
+
+    def start(
+        self, session: Session, work: Work, title: str, *, detached: bool = False, keep: int = 0
+    ) -> Job:
+        """Queue work on the model for a visitor. title: what the status line says, "Solving"."""
+        return self.worker.submit(work, title, owner=session.id, detached=detached, keep=keep)
+
+    def follow(self, job: Job, min_interval: float = 0.3) -> Iterator[tuple[str, Any]]:
+        """The status line and the newest item of a job (None where it is not new), until it ends.
+
+        An error is told in the status line first and then raised.
+        """
+        try:
+            for report in job.follow(min_interval):
+                yield status_line(job.title, report), report.item if report.fresh else None
+        except Exception as error:
+            yield line("failed", f"{job.title}: {sentence(error)}"), None
+            raise
+
+
+def status_line(title: str, report: Report) -> str:
+    """What is happening, and for how long."""
+    if report.state == "waiting":
+        others = "one request" if report.ahead == 1 else f"{report.ahead} requests"
+        return line(
+            "waiting", f"{title}: waits for {others}" if report.ahead else f"{title}: starts"
+        )
+    if report.state == "running":
+        note = f"{title} · {report.note}" if report.note else title
+        return line("running", note, report.seconds, report.fraction)
+    return line(report.state, f"{title}: {report.state}", report.seconds)
+
+
+def line(state: str, text: str, seconds: float | None = None, fraction: float | None = None) -> str:
+    """One status line as HTML. state: idle, waiting, running, done, stopped or failed"""
+    clock = "" if seconds is None else f"<span class='clock'>{duration(seconds)}</span>"
+    bar = "" if fraction is None else f"<progress max='1' value='{fraction:.3f}'></progress>"
+    return (
+        f"<div class='status {state}'><span class='lamp'></span>"
+        f"<span class='what' role='status'>{html.escape(text)}</span>{bar}{clock}</div>"
+    )
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{int(seconds // 60)} min {int(seconds % 60)} s"

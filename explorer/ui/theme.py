@@ -1,0 +1,33 @@
+"""One look, light and dark, with the fonts this machine has: no request leaves the host."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gradio as gr
+
+CSS = Path(__file__).parents[2] / "assets" / "style.css"
+
+# Colours of the groups that attention goes to (Okabe and Ito's palette, tuned to both themes),
+# told apart by people with every common kind of colour blindness. plots.py uses the same names.
+
+
+def theme() -> gr.themes.Base:
+    """Quiet surfaces, one accent, system fonts."""
+    return gr.themes.Default(
+        primary_hue=gr.themes.colors.blue,
+        secondary_hue=gr.themes.colors.blue,
+        neutral_hue=gr.themes.colors.slate,
+        radius_size=gr.themes.sizes.radius_md,
+        font=["system-ui", "-apple-system", "Segoe UI", "Helvetica Neue", "Arial", "sans-serif"],
+        font_mono=["ui-monospace", "Cascadia Mono", "Menlo", "Consolas", "monospace"],
+    ).set(
+        body_background_fill="*neutral_50",
+        body_background_fill_dark="*neutral_950",
+        block_shadow="none",
+        block_border_width="1px",
+        block_label_text_weight="600",
+        block_title_text_weight="600",
+        button_primary_background_fill="*primary_600",
+        button_primary_background_fill_hover="*primary_700",
+    )
