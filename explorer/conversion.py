@@ -16,13 +16,13 @@ import shutil
 from pathlib import Path
 
 import torch
-from gguf import GGUFReader
+from gguf import GGUFReader, LlamaFileType
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from explorer.download import Progress, require_space, silent
 from explorer.errors import ExplorerError
 
-MARKER = "complete.json"  # written last: name → size of every other file of the folder
+MARKER = "complete.json"  # written last: what the file was quantised to, and every file's size
 _SAMPLE = "The cat's 2 naïve friends  said: “Hello, 世界!”\n"
 
 
@@ -31,8 +31,14 @@ def is_complete(folder: Path) -> bool:
     marker = folder / MARKER
     if not marker.is_file():
         return False
-    sizes = json.loads(marker.read_text(encoding="utf-8"))
+    sizes = json.loads(marker.read_text(encoding="utf-8"))["sizes"]
     return all((folder / n).is_file() and (folder / n).stat().st_size == sizes[n] for n in sizes)
+
+
+def quantised_to(folder: Path) -> str | None:
+    """The lossy format, e.g. "Q4_1", of the GGUF file that `folder` was made from, if it was."""
+    marker = folder / MARKER
+    return json.loads(marker.read_text(encoding="utf-8"))["quantised"] if marker.is_file() else None
 
 
 def dequantise(gguf: Path, folder: Path, progress: Progress = silent) -> None:
@@ -41,7 +47,8 @@ def dequantise(gguf: Path, folder: Path, progress: Progress = silent) -> None:
     The folder appears under its name in one step, when all of it is right. The caller keeps
     others from converting into the same folder meanwhile.
     """
-    require_space(folder.parent, 4 * _n_weights(gguf))
+    n_weights, quantised = _contents(gguf)
+    require_space(folder.parent, 4 * n_weights)
     progress(f"Unpacking {gguf.name}: the first time takes up to a minute", None)
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
@@ -67,21 +74,29 @@ def dequantise(gguf: Path, folder: Path, progress: Progress = silent) -> None:
     tokenizer.save_pretrained(partial)
     _check(partial, model, tokenizer(_SAMPLE).input_ids, gguf.name)
     sizes = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
-    (partial / MARKER).write_text(json.dumps(sizes, indent=1), encoding="utf-8")
+    made = json.dumps({"quantised": quantised, "sizes": sizes}, indent=1)
+    (partial / MARKER).write_text(made, encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     partial.replace(folder)
 
 
-def _n_weights(gguf: Path) -> int:
-    """How many numbers the file holds; this also is the check that it is a GGUF file at all."""
+def _contents(gguf: Path) -> tuple[int, str | None]:
+    """How many numbers the file holds, and in which lossy format, if it is one.
+
+    This also is the check that the file is GGUF and whole.
+    """
     try:
         # Cut files fail in numpy while the tensors are laid out, foreign ones on the magic number.
-        return sum(int(tensor.n_elements) for tensor in GGUFReader(gguf).tensors)
+        reader = GGUFReader(gguf)
     except (ValueError, KeyError, IndexError, OverflowError) as error:
         raise ExplorerError(
             f"{gguf.name} is not a whole GGUF file.",
             "Check that the download finished, and that it is a GGUF file.",
         ) from error
+    kind = reader.get_field("general.file_type")
+    name = LlamaFileType(kind.contents()).name.removeprefix("MOSTLY_") if kind else "unknown"
+    exact = name in {"ALL_F32", "F16", "BF16"}
+    return sum(int(tensor.n_elements) for tensor in reader.tensors), None if exact else name
 
 
 def _forget_quantiser(model: PreTrainedModel) -> None:

