@@ -138,22 +138,29 @@ def load(spec: ModelSpec | str, progress: Progress = _silent) -> LoadedModel:
     with _guard:
         if _current is not None and _current.spec == spec:
             return _current
-        where, source, licence = _locate(spec, progress)
-        config = _config(spec, where)
+        found = _locate(spec, progress)
+        config = _config(spec, found.where)
         _refuse_unsupported(spec, config)
         unload()
         progress("Loading the weights", None)
-        model, tokenizer = _materialise(spec, where, config)
-        lossy = sources.is_converted(where)
-        lm = freeze(model, tokenizer, spec, _origin(model, spec, source, licence, lossy))
+        model, tokenizer = _materialise(spec, found.where, config)
+        lm = freeze(model, tokenizer, spec, _origin(model, spec, found))
         progress("Checking that every layer can be looked into", None)
         self_test(lm)
         _current = lm
         return lm
 
 
-def _locate(spec: ModelSpec, progress: Progress) -> tuple[str, str, str]:
-    """→ what from_pretrained is given, the source in words, the licence"""
+@dataclass(frozen=True)
+class _Found:
+    """where: what from_pretrained is given; source, licence: in words"""
+
+    where: str
+    source: str
+    licence: str
+
+
+def _locate(spec: ModelSpec, progress: Progress) -> _Found:
     name = spec.name.strip()
     if not name:
         raise ExplorerError("No model is named.", "Choose one from the list or type a hub id.")
@@ -164,26 +171,28 @@ def _locate(spec: ModelSpec, progress: Progress) -> tuple[str, str, str]:
     if path.suffix.lower() == ".gguf":
         if not path.is_file():
             raise ExplorerError(f"There is no file {name}.", "Check the path of the GGUF file.")
-        return str(sources.convert_gguf(path, progress)), f"file {path.name}", "see the file's own"
+        folder = sources.convert_gguf(path, progress)
+        return _Found(str(folder), f"file {path.name}", "see the file's own")
     if path.is_dir():
-        return str(path), f"folder {path.name}", "see the folder's own"
+        return _Found(str(path), f"folder {path.name}", "see the folder's own")
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         raise ExplorerError(
             f"{name} is neither a preset, a hub id, a folder nor a GGUF file.",
             "A hub id looks like HuggingFaceTB/SmolLM2-135M-Instruct.",
         )
-    return name, f"hub: {name}@{spec.revision}", f"see https://huggingface.co/{name}"
+    page = f"see https://huggingface.co/{name}"
+    return _Found(name, f"hub: {name}@{spec.revision}", page)
 
 
-def _locate_preset(preset: Preset, revision: str, progress: Progress) -> tuple[str, str, str]:
-    on_hub = (preset.repo, f"hub: {preset.repo}@{revision}", preset.licence)
+def _locate_preset(preset: Preset, revision: str, progress: Progress) -> _Found:
+    on_hub = _Found(preset.repo, f"hub: {preset.repo}@{revision}", preset.licence)
     # What is already here comes first: the hub's weights if they were ever fetched, else the
     # bundle's; asking the network before every start would cost seconds and fail without one.
     cached = try_to_load_from_cache(preset.repo, "config.json", revision=revision)
-    if preset.bundle is None or isinstance(cached, str):
+    bundle = preset.bundle
+    if bundle is None or isinstance(cached, str):
         return on_hub
-    bundled = (f"package {preset.bundle.package}, {preset.bundle.gguf_name}", preset.licence)
-    folder = sources.converted(preset.bundle)
+    folder = sources.converted(bundle)
     if folder is None and not _offline():
         try:
             progress(f"Asking the hub for {preset.repo}", None)
@@ -192,8 +201,8 @@ def _locate_preset(preset: Preset, revision: str, progress: Progress) -> tuple[s
         except OSError as error:  # no network, gated, unknown: the bundle has the same weights
             log.info("hub does not answer for %s: %s", preset.repo, error)
     if folder is None:
-        folder = sources.local_weights(preset.bundle, progress)
-    return str(folder), *bundled
+        folder = sources.local_weights(bundle, progress)
+    return _Found(str(folder), f"package {bundle.package}", bundle.licence)
 
 
 def _offline() -> bool:
@@ -350,14 +359,14 @@ def _quantization(kind: Quantization, compute: torch.dtype) -> BitsAndBytesConfi
     )
 
 
-def _origin(model, spec: ModelSpec, source: str, licence: str, lossy: str | None) -> Origin:
+def _origin(model, spec: ModelSpec, found: _Found) -> Origin:
     precision = str(model.dtype).removeprefix("torch.")
     if spec.quantization != "none":
         precision = f"{spec.quantization} weights, {precision} activations"
-    if lossy:
-        precision += f" (from a file quantised to {lossy})"
+    if lossy := sources.is_converted(found.where):
+        precision += f", out of a file quantised to {lossy}"
     implementation = model.config._attn_implementation
-    return Origin(source, licence, precision, implementation, bytes_of(model))
+    return Origin(found.source, found.licence, precision, implementation, bytes_of(model))
 
 
 @dataclass(frozen=True)
