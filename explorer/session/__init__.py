@@ -13,20 +13,41 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from explorer.lm import ModelSpec
+from explorer.prefix import Prefix
+
+if TYPE_CHECKING:
+    from explorer.methods import Adapter
 
 Kind = TypeVar("Kind")
 
 
 @dataclass(frozen=True)
+class Held:
+    """Something a visitor made in one place and can switch on in another; tensors on the CPU.
+
+    name: what menus call it, "solved prefix"
+    prefix: slots of one softmax    adapter: anything else that can be applied
+    """
+
+    name: str
+    prefix: Prefix | None = None
+    adapter: Adapter | None = None
+
+
+@dataclass(frozen=True)
 class Session:
-    """One visitor. results: the latest view of each kind, by its class."""
+    """One visitor.
+
+    results: the latest view of each kind, by its class    held: what was made here, by its name
+    """
 
     id: str
     spec: ModelSpec
     results: Mapping[type, object] = field(default_factory=lambda: MappingProxyType({}))
+    held: Mapping[str, Held] = field(default_factory=lambda: MappingProxyType({}))
 
     def last(self, kind: type[Kind]) -> Kind | None:
         """The latest result of a kind, such as `session.last(LookView)`."""
@@ -60,6 +81,15 @@ class Sessions:
             session = self._sessions.get(session_id, session)
             news = {type(result): result for result in results}
             session = replace(session, results=MappingProxyType({**session.results, **news}))
+            self._sessions[session_id] = session
+            return session
+
+    def hold(self, session_id: str, held: Held) -> Session:
+        """Let the visitor switch this on elsewhere; one of the same name makes room for it."""
+        session = self.get(session_id)
+        with self._lock:
+            session = self._sessions.get(session_id, session)
+            session = replace(session, held=MappingProxyType({**session.held, held.name: held}))
             self._sessions[session_id] = session
             return session
 

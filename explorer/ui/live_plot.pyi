@@ -1,0 +1,127 @@
+"""A plotly figure that is redrawn in place: zoom stays, updates are small, cells can be clicked.
+
+gr.Plot throws its figure away and mounts a new one at every update, so zoom, hover and the legend
+never survive; it does not follow the dark theme, and its payload is one string that is sent whole.
+Here the value is a dict, of which Gradio sends only what changed, and plotly's own `react` redraws.
+
+    plot = LivePlot(height=320, empty="Press Look to see where attention goes.")
+    plot.plot_click(handler, ...)      # handler(evt: gr.EventData): evt.x, evt.y, evt.curve
+
+A figure's `layout.uirevision` names what the zoom belongs to: as long as it is the same, the zoom
+stays. `layout.meta["alt"]` is read out by screen readers: say the finding in it.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import numpy as np
+import plotly
+import plotly.graph_objects as go
+
+PLOTLY_JS = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+gr.set_static_paths([PLOTLY_JS])  # serves this one file
+
+# Figures name colours of the theme as "var(--name)"; they are looked up at every redraw.
+_SCRIPT = """
+const div = element.querySelector('.plot'), note = element.querySelector('.empty');
+const P = window.Plotly, coarse = matchMedia('(pointer: coarse)').matches;
+const css = name => getComputedStyle(element).getPropertyValue(name).trim();
+const themed = v => typeof v === 'string'
+  ? v.replace(/var\\((--[\\w-]+)\\)/g, (_, name) => css(name))
+  : Array.isArray(v) ? v.map(themed)
+  : v && typeof v === 'object' && !ArrayBuffer.isView(v)
+    ? Object.fromEntries(Object.entries(v).map(([k, w]) => [k, themed(w)])) : v;
+let frame = 0, hooked = false;
+function draw() {
+  frame = 0;
+  const figure = props.value;
+  note.style.display = figure ? 'none' : 'flex';
+  div.style.display = figure ? 'block' : 'none';
+  if (!figure) { if (hooked) P.purge(div); hooked = false; return; }
+  const ink = css('--body-text-color'), faint = css('--border-color-primary');
+  const layout = themed(figure.layout || {});
+  Object.assign(layout, {autosize: true, paper_bgcolor: 'rgba(0,0,0,0)',
+    plot_bgcolor: 'rgba(0,0,0,0)'});
+  layout.font = {color: ink, family: css('--font') || 'sans-serif', size: 12, ...layout.font};
+  layout.hoverlabel = {bgcolor: css('--block-background-fill'), bordercolor: faint,
+    font: {color: ink}, ...layout.hoverlabel};
+  if (coarse) layout.dragmode = false;  // a finger on the figure scrolls the page
+  for (const key of Object.keys(layout)) if (/^[xy]axis/.test(key))
+    layout[key] = {gridcolor: faint, zerolinecolor: faint, linecolor: faint, ...layout[key]};
+  if (layout.height) div.style.height = layout.height + 'px';
+  const alt = (layout.meta || {}).alt;
+  if (alt) { div.setAttribute('role', 'img'); div.setAttribute('aria-label', alt); }
+  P.react(div, themed(figure.data || []), layout, {displaylogo: false, showSendToCloud: false,
+    displayModeBar: coarse ? false : 'hover', responsive: false,
+    modeBarButtonsToRemove: ['select2d', 'lasso2d', 'autoScale2d']});
+  if (!hooked) {
+    hooked = true;
+    div.on('plotly_click', e => {
+      const p = e.points[0];
+      trigger('plot_click', {x: p.x, y: p.y, curve: p.curveNumber});
+    });
+  }
+  element.dataset.drawn = 1 + (+element.dataset.drawn || 0);
+}
+const ask = () => { if (!frame) frame = requestAnimationFrame(draw); };
+watch('value', ask);
+ask();
+new MutationObserver(ask).observe(document.body, {attributes: true, attributeFilter: ['class']});
+new ResizeObserver(() => {
+  if (hooked && div.offsetWidth && div._fullLayout) P.Plots.resize(div);
+}).observe(element);
+"""
+
+from gradio.events import Dependency
+
+class LivePlot(gr.HTML):
+    """See the module. value: a go.Figure, or None to show the `empty` sentence instead."""
+
+    def __init__(self, value: go.Figure | None = None, *, height: int = 340, empty: str = "", **kw):
+        super().__init__(
+            value=value,
+            plot_height=height,
+            empty=empty,
+            html_template=(
+                '<div class="plot"></div>'
+                '<div class="empty" style="min-height:${plot_height}px">${empty}</div>'
+            ),
+            css_template=".plot {width:100%; display:none}",
+            js_on_load=_SCRIPT,
+            head=f'<script src="gradio_api/file={PLOTLY_JS.as_posix()}"></script>',
+            container=True,
+            padding=False,
+            elem_classes=["live-plot"],
+            **kw,
+        )
+
+    def postprocess(self, value: go.Figure | None) -> dict[str, Any] | None:
+        return None if value is None else plain(value.to_plotly_json())
+
+    def preprocess(self, payload: Any) -> None:  # a figure is drawn from data, never read back
+        return None
+
+    def api_info(self) -> dict[str, Any]:
+        return {"type": "object", "description": "a plotly figure: data and layout"}
+    from typing import Callable, Literal, Sequence, Any, TYPE_CHECKING
+    from gradio.blocks import Block
+    if TYPE_CHECKING:
+        from gradio.components import Timer
+        from gradio.components.base import Component
+
+
+def plain(value: Any) -> Any:
+    """A figure as lists and numbers of six digits: what JSON carries and diffs well."""
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, (float, np.floating)):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return int(value) if isinstance(value, np.integer) else value
