@@ -1,0 +1,132 @@
+"""PrefixMemory-Tuning: a small matrix beside each head, read by the query.
+
+    o = o_X + φ(q)ᵀ M,    M = 0 at the start
+
+Nothing enters the softmax, so what is added neither crowds out a short text nor drowns in a long
+one. Source: "PrefixMemory-Tuning" (arXiv 2506.13674), Eq. 7, φ after Table 2 and Remark 1; the
+start from a prefix, M = Σ_j φ(k_j) v_jᵀ, is its Eq. 5.
+
+Where the paper is silent: M is one (d, d) matrix a layer and query head, or one a key/value head;
+it is added before the output projection; q is the query as attention receives it, after rotary
+embedding; M starts at zero, so that training starts from the very model.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from explorer.attention import AttentionCall, patched
+from explorer.lm import Geometry, LoadedModel
+from explorer.methods import Method, Part, Parts, check, knob, patch_of
+from explorer.prefix import Prefix
+from explorer.text import encode
+
+Feature = Literal["elu", "gelu", "mlp"]
+Sharing = Literal["query head", "key/value head"]
+
+
+@dataclass(frozen=True)
+class PrefixMemoryConfig:
+    feature: Feature = knob(
+        "elu",
+        "What the memory sees of a query",
+        choices=get_args(Feature),
+        help="φ: elu(q), gelu(q), or ReLU(Wq + b), which makes it a small network (Remark 1).",
+    )
+    sharing: Sharing = knob(
+        "query head",
+        "One memory per",
+        choices=get_args(Sharing),
+        help="With grouped heads, sharing per key/value head trains fewer numbers.",
+    )
+    start: str = knob(
+        "",
+        "Start from this text",
+        help="Empty: M = 0, no effect at the start. Else M = Σ φ(k) vᵀ over the text (Eq. 5).",
+    )
+
+    def __post_init__(self):
+        check(self)
+
+
+class PrefixMemory(nn.Module):
+    """memory: (l, h or g, d, d)    weight, bias of φ = mlp: (l, h or g, d, d), (l, h or g, d)"""
+
+    span = 0
+
+    def __init__(self, geometry: Geometry, config: PrefixMemoryConfig, seed: int = 0):
+        super().__init__()
+        self.config = config
+        heads = geometry.n_heads if config.sharing == "query head" else geometry.n_kv_heads
+        shape = (geometry.n_layers, heads, geometry.head_dim, geometry.head_dim)
+        self.memory = nn.Parameter(torch.zeros(shape))
+        if config.feature == "mlp":
+            random = torch.Generator().manual_seed(seed)
+            scale = geometry.head_dim**-0.5
+            self.weight = nn.Parameter(torch.randn(shape, generator=random) * scale)
+            self.bias = nn.Parameter(torch.zeros(shape[:3]))
+
+    def applied(self, lm: LoadedModel) -> AbstractContextManager[None]:
+        return patched(lm, patch_of(self.parts(lm)))
+
+    def parts(self, lm: LoadedModel) -> Parts:  # noqa: ARG002 (the queries are all it needs)
+        return self._read
+
+    def gates(self) -> None:
+        return None
+
+    def _read(self, call: AttentionCall) -> Part:
+        return None, self.features(call.query.float(), call.layer) @ self._of(self.memory, call)
+
+    def features(self, query: Tensor, layer: int) -> Tensor:
+        """φ(q). query: (b, n, q, d), n a multiple of the memories → the same shape"""
+        if self.config.feature == "elu":
+            return F.elu(query)
+        if self.config.feature == "gelu":
+            return F.gelu(query)
+        repeat = query.shape[1] // self.weight.shape[1]
+        weight = self.weight[layer].to(query.device).repeat_interleave(repeat, 0)  # (n, d, d)
+        bias = self.bias[layer].to(query.device).repeat_interleave(repeat, 0)[:, None]
+        return F.relu(query @ weight.mT + bias)
+
+    @staticmethod
+    def _of(memory: Tensor, call: AttentionCall) -> Tensor:
+        """→ (h, d, d), the layer's memory for every query head"""
+        own = memory[call.layer].to(call.query.device)
+        repeat = call.query.shape[1] // own.shape[0]
+        return own if repeat == 1 else own.repeat_interleave(repeat, 0)
+
+    @torch.no_grad()
+    def start_from(self, prefix: Prefix) -> None:
+        """M = Σ_j φ(k_j) v_jᵀ over the slots of a prefix, weighted by e^β where it has weights."""
+        for layer, slots in enumerate(prefix.layers):
+            memory = self.memory[layer]
+            key, value = slots.key.to(memory), slots.value.to(memory)  # (g, p, d)
+            if slots.bias is not None:
+                value = value * slots.bias.to(memory).exp()[..., None]
+            repeat = memory.shape[0] // key.shape[0]
+            key, value = (x.repeat_interleave(repeat, 0)[None] for x in (key, value))
+            memory.copy_((self.features(key, layer).mT @ value)[0])
+
+
+def build(lm: LoadedModel, config: PrefixMemoryConfig, seed: int = 0) -> PrefixMemory:
+    adapter = PrefixMemory(lm.geometry, config, seed).to(lm.device)
+    if config.start.strip():
+        adapter.start_from(Prefix.of_text(lm, encode(lm, config.start)))
+    return adapter
+
+
+METHOD = Method(
+    name="prefix-memory",
+    title="PMT (prefix memory)",
+    summary="A matrix beside each head, read by the query; the softmax is left alone.",
+    source="https://arxiv.org/abs/2506.13674",
+    config=PrefixMemoryConfig,
+    build=build,
+)
