@@ -78,9 +78,13 @@ def _complete(url: str, part: Path, size: int, arrived: Callable[[int], None]) -
         try:
             _append(url, part, size, arrived)
         except HTTPError as error:
-            if error.code == 416:  # what we have is not a beginning of what the server has
+            if error.code == 416:  # nothing follows what we have: the server's file is shorter
                 part.unlink(missing_ok=True)
-            elif error.code < 500:
+                raise ExplorerError(
+                    f"The server's {part.stem} is shorter than it should be.",
+                    "Load again later, or name a local folder or a GGUF file instead.",
+                ) from error
+            if error.code < 500:
                 raise ExplorerError(
                     f"The server refused {part.stem} (HTTP {error.code}).",
                     "The address may have changed: name a local folder or a GGUF file instead.",

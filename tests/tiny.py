@@ -1,8 +1,8 @@
 """Random models small enough to build in a test, one per architecture.
 
-Sizes differ pairwise wherever an architecture allows it (l = 3, h = 8, g = 4, d = 10, m = 48; tests
-take b = 2), so that a transposed or confused dimension fails instead of fitting by accident. Sliding
-windows are 8 tokens wide, and weights are large enough for attention to be far from even.
+Sizes differ pairwise wherever an architecture allows it (l = 3, h = 8, g = 4, d = 10, m = 48;
+tests take b = 2), so that a transposed or confused dimension fails instead of fitting by accident.
+Sliding windows are 8 tokens wide, and weights are large enough for attention to be far from even.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from transformers import (
 WINDOW = 8
 VOCABULARY = 97
 SPECIALS = ["<pad>", "<s>", "</s>", "<unk>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
-WORDS = (
+WORDS = (  # noqa: SIM905 (eighty-nine quoted words read worse)
     "the a an and but or not no yes . , : ? ! cat dog mat hat sun moon sea fish bird tree house "
     "road rain snow fire stone book song game team ball goal bank shop price tax news film star "
     "red blue green black white good bad big small old new hot cold fast slow sat ran ate saw "
     "said made went came is was are has on in at to of for with from by up down here there then "
     "where who what why so"
-).split()  # noqa: SIM905 (eighty-nine quoted words read worse)
+).split()
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|> {{ m['content'] }} <|end|> {% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
