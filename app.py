@@ -13,9 +13,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # A proxy set for the outside must not stand between the page and its own server.
 os.environ.setdefault("NO_PROXY", "localhost,127.0.0.1,0.0.0.0")
 
-from explorer.lm import Dtype, ModelSpec, Quantization  # noqa: E402
-from explorer.ui.build import build  # noqa: E402
-from explorer.ui.theme import CSS, theme  # noqa: E402
+from explorer.lm import Dtype, ModelSpec, Quantization
+from explorer.ui.build import build
+from explorer.ui.theme import CSS, theme
 
 ICON = Path(__file__).parent / "assets" / "icon.svg"
 

@@ -23,6 +23,7 @@ that watches a job also runs it.
 
 from __future__ import annotations
 
+import atexit
 import collections
 import logging
 import os
@@ -256,10 +257,13 @@ class Worker:
         self._limit, self._per_owner, self.direct = limit, per_owner, direct
         self._waiting: collections.deque[Job] = collections.deque()
         self._running: Job | None = None
+        self._closed = False
         self._jobs: collections.OrderedDict[str, Job] = collections.OrderedDict()
         self._change = threading.Condition()
         if not direct:
-            threading.Thread(target=self._serve, daemon=True, name="model").start()
+            self._thread = threading.Thread(target=self._serve, daemon=True, name="model")
+            self._thread.start()
+            atexit.register(self._close)
 
     def submit(
         self, work: Work, title: str, *, owner: str = "", detached: bool = False, keep: int = 0
@@ -314,11 +318,23 @@ class Worker:
             self._waiting.remove(job)
             return True
 
+    def _close(self) -> None:
+        """A thread inside torch when the interpreter goes would abort the process."""
+        with self._change:
+            self._closed = True
+            running = self._running
+            self._change.notify_all()
+        if running is not None:
+            running.stop()
+        self._thread.join(timeout=10)
+
     def _serve(self) -> None:
         while True:
             with self._change:
-                while not self._waiting:
+                while not self._waiting and not self._closed:
                     self._change.wait()
+                if self._closed:
+                    return
                 job = self._running = self._waiting.popleft()
             for _ in job._run():
                 pass

@@ -124,7 +124,13 @@ def shares_along(
         margin={**MARGIN, "t": 40, "b": 60 if length <= LABELLED else 44},
         uirevision=f"along {length}",
         hovermode="x unified",
-        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        legend={
+            "orientation": "h",
+            "x": 0,
+            "y": 1.02,
+            "yanchor": "bottom",
+            "traceorder": "normal",
+        },
         meta={"alt": f"{title}: " + _means(shares, groups)},
     )
     if position is not None:
@@ -139,7 +145,9 @@ def shares_along(
     figure.update_yaxes(range=[0, 1], tickformat=".0%", fixedrange=True, showgrid=False)
     figure.update_xaxes(range=[-0.5, length - 0.5], showgrid=False, zeroline=False)
     if length <= LABELLED:
-        figure.update_xaxes(tickmode="array", tickvals=steps, ticktext=list(tokens), tickangle=-60)
+        figure.update_xaxes(
+            tickmode="array", tickvals=list(range(length)), ticktext=list(tokens), tickangle=-60
+        )
     else:
         figure.update_xaxes(title="position")
     return figure

@@ -52,6 +52,12 @@ function draw() {
   if (coarse) layout.dragmode = false;  // a finger on the figure scrolls the page
   for (const key of Object.keys(layout)) if (/^[xy]axis/.test(key))
     layout[key] = {gridcolor: faint, zerolinecolor: faint, linecolor: faint, ...layout[key]};
+  for (const axis of Object.values(layout)) {  // labels that would overlap: every second, third…
+    if (!axis || !axis.ticktext || axis.tickangle === undefined) continue;
+    const step = Math.ceil(axis.ticktext.length * 15 / Math.max(60, element.clientWidth - 70));
+    axis.ticktext = axis.ticktext.filter((_, i) => i % step === 0);
+    axis.tickvals = axis.tickvals.filter((_, i) => i % step === 0);
+  }
   if (layout.height) div.style.height = layout.height + 'px';
   const alt = (layout.meta || {}).alt;
   if (alt) { div.setAttribute('role', 'img'); div.setAttribute('aria-label', alt); }
@@ -71,8 +77,9 @@ const ask = () => { if (!frame) frame = requestAnimationFrame(draw); };
 watch('value', ask);
 ask();
 new MutationObserver(ask).observe(document.body, {attributes: true, attributeFilter: ['class']});
-new ResizeObserver(() => {
-  if (hooked && div.offsetWidth && div._fullLayout) P.Plots.resize(div);
+let width = 0;
+new ResizeObserver(() => {  // also when a hidden tab opens
+  if (element.clientWidth && element.clientWidth !== width) { width = element.clientWidth; ask(); }
 }).observe(element);
 """
 
@@ -101,9 +108,6 @@ class LivePlot(gr.HTML):
 
     def postprocess(self, value: go.Figure | None) -> dict[str, Any] | None:
         return None if value is None else plain(value.to_plotly_json())
-
-    def preprocess(self, payload: Any) -> None:  # a figure is drawn from data, never read back
-        return None
 
     def api_info(self) -> dict[str, Any]:
         return {"type": "object", "description": "a plotly figure: data and layout"}

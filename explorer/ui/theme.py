@@ -8,9 +8,6 @@ import gradio as gr
 
 CSS = Path(__file__).parents[2] / "assets" / "style.css"
 
-# Colours of the groups that attention goes to (Okabe and Ito's palette, tuned to both themes),
-# told apart by people with every common kind of colour blindness. plots.py uses the same names.
-
 
 def theme() -> gr.themes.Base:
     """Quiet surfaces, one accent, system fonts."""
@@ -24,6 +21,12 @@ def theme() -> gr.themes.Base:
     ).set(
         body_background_fill="*neutral_50",
         body_background_fill_dark="*neutral_950",
+        body_text_color_subdued="*neutral_600",
+        body_text_color_subdued_dark="*neutral_400",
+        block_info_text_color="*neutral_600",
+        block_info_text_color_dark="*neutral_400",
+        block_title_text_color="*neutral_700",
+        block_title_text_color_dark="*neutral_200",
         block_shadow="none",
         block_border_width="1px",
         block_label_text_weight="600",

@@ -1,0 +1,153 @@
+"""What the page shows of one LookView, for one choice of position, group, head and scale."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from explorer import plots
+from explorer.session.look import LookView
+from explorer.text import Token
+from explorer.ui.token_strip import strip
+
+ALL = "all attention"
+SINKLESS = "attention without the sink"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the visitor looks at.
+
+    at: a position, -1 for the last    group: what the map is coloured by    layer, head: one head
+    scale: ALL or SINKLESS    stretch: full colour at the largest share instead of at 100 %
+    """
+
+    at: int
+    group: str
+    layer: int
+    head: int
+    scale: str
+    stretch: bool
+
+
+def drawn(view: LookView, choice: Choice) -> list[Any]:
+    """→ summary, tokens, map, curve, facts, table: everything below the prompt"""
+    shares, groups = scaled(view, choice.scale)
+    at = position(view, choice.at)
+    labels = [token.text for token in view.mass.tokens for _ in token.ids]
+    layer, head = min(choice.layer, len(shares) - 1), min(choice.head, shares.shape[1] - 1)
+    group = choice.group if choice.group in groups else "prompt"
+    cells = shares[:, :, at, groups.index(group)]
+    top = max(float(cells.max()), 0.01) if choice.stretch else 1.0
+    without = " (the sink left out)" if choice.scale == SINKLESS else ""
+    seen = f"position {at}{' (the last)' if at == len(labels) - 1 else ''}, {_chip(labels[at])}"
+    title = f"Layer {layer}, head {head}"
+    return [
+        _summary(view, shares[:, :, at], groups, group, f"{seen}{without}"),
+        strip(view.mass.tokens, view.n_generated, _last_of(view.mass.tokens, at)),
+        plots.share_map(cells, group, chosen=(layer, head), top=top),
+        plots.shares_along(shares[layer, head], groups, labels, title=title, position=at),
+        _facts(title, shares[layer, head, at], groups, seen),
+        table(cells, f"Share of {choice.scale} on {group}"),
+    ]
+
+
+def scaled(view: LookView, scale: str) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Shares, or shares of what is left without the sink. → (l, h, q, n), names of the n groups"""
+    shares, groups = view.mass.shares, view.mass.groups
+    if scale != SINKLESS:
+        return shares, groups
+    kept = [index for index, name in enumerate(groups) if name != "sink"]
+    rest = shares[..., kept]
+    whole = rest.sum(-1, keepdims=True)
+    return np.divide(rest, whole, out=np.zeros_like(rest), where=whole > 1e-6), tuple(
+        groups[index] for index in kept
+    )
+
+
+def strongest(view: LookView, group: str, scale: str) -> tuple[int, int]:
+    """The head that looks at a group most, from the last position. → layer, head"""
+    shares, groups = scaled(view, scale)
+    cells = shares[:, :, -1, groups.index(group if group in groups else "prompt")]
+    layer, head = np.unravel_index(int(cells.argmax()), cells.shape)
+    return int(layer), int(head)
+
+
+def position(view: LookView, at: int) -> int:
+    """A position that exists; the last where `at` does not."""
+    return at if 0 <= at < len(view.mass.ids) else len(view.mass.ids) - 1
+
+
+def table(cells: np.ndarray | None, caption: str) -> str:
+    """The map as numbers. cells: (l, h)"""
+    if cells is None:
+        return "<p class='hint'>The numbers behind the map appear here.</p>"
+    heads = "".join(f"<th scope='col'>{head}</th>" for head in range(cells.shape[1]))
+    rows = "".join(
+        f"<tr><th scope='row'>{layer}</th>"
+        + "".join(f"<td>{100 * share:.1f}</td>" for share in row)
+        + "</tr>"
+        for layer, row in enumerate(cells)
+    )
+    return (
+        f"<div class='numbers' tabindex='0'><table><caption>{caption}, in percent: one row a "
+        f"layer, one column a head</caption><thead><tr><td></td>{heads}</tr></thead>"
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+
+
+def _summary(
+    view: LookView, shares: np.ndarray, groups: Sequence[str], group: str, seen: str
+) -> str:
+    """The mean over all heads as one bar that is also the legend, and the finding in words.
+
+    shares: (l, h, n), seen from one position
+    """
+    means = shares.mean(axis=(0, 1))
+    named = list(zip(groups, means, strict=True))
+    bar = "".join(
+        f"<span class='part {name}' style='flex-grow:{share:.4f}'></span>"
+        for name, share in named
+        if share > 0
+    )
+    keys = "".join(
+        f"<span class='key'><i class='{name}'></i>{name} <b>{share:.0%}</b></span>"
+        for name, share in named
+    )
+    cells = shares[:, :, groups.index(group)]
+    layer, head = np.unravel_index(int(cells.argmax()), cells.shape)
+    most = (
+        f"Most on {group}: layer {layer}, head {head}, {cells.max():.0%}."
+        if cells.max() > 0
+        else f"Nothing goes to {group} from here."
+    )
+    front = (
+        f"In front: {html.escape(view.held)}."
+        if view.held
+        else "No prefix is in front, so its share is 0."
+    )
+    return (
+        f"<div class='finding'><p>Seen from {seen}, on the mean of {cells.size} heads:</p>"
+        f"<div class='shares' aria-hidden='true'>{bar}</div><div class='keys'>{keys}</div>"
+        f"<p class='hint'>{most} {front}</p></div>"
+    )
+
+
+def _facts(title: str, shares: np.ndarray, groups: Sequence[str], seen: str) -> str:
+    told = ", ".join(
+        f"{share:.1%} on {name}" for name, share in zip(groups, shares, strict=True) if share > 0
+    )
+    return f"<p class='hint'>{title}, seen from {seen}: {told or 'nothing but the sink'}.</p>"
+
+
+def _chip(text: str) -> str:
+    return f"<span class='token plain'>{html.escape(text)}</span>"
+
+
+def _last_of(tokens: Sequence[Token], at: int) -> int:
+    """The last position of the token at a position: what its chip stands for."""
+    return next((token.stop - 1 for token in tokens if token.start <= at < token.stop), at)
