@@ -29,7 +29,8 @@ def share_map(
     """
     n_layers, n_heads = shares.shape
     colour = f"--{group if group in GROUPS else 'prompt'}"
-    layer, head = np.unravel_index(int(np.nanargmax(shares)), shares.shape)
+    known = np.nan_to_num(shares)
+    layer, head = np.unravel_index(int(known.argmax()), shares.shape)
     figure = go.Figure(
         go.Heatmap(
             z=shares,
@@ -55,8 +56,8 @@ def share_map(
         uirevision=f"map {n_layers} {n_heads}",
         meta={
             "alt": f"Map of {n_layers} layers by {n_heads} heads: share of attention on {group}. "
-            f"Mean {shares.mean():.0%}; most in layer {layer}, head {head}: "
-            f"{shares[layer, head]:.0%}."
+            f"Mean {known.mean():.0%}; most in layer {layer}, head {head}: "
+            f"{known[layer, head]:.0%}."
         },
         shapes=[] if chosen is None else [_frame(*chosen)],
     )
@@ -105,7 +106,7 @@ def shares_along(
     figure = go.Figure()
     for index, group in enumerate(groups):
         values = shares[:, index]
-        if not values.any():
+        if not np.nan_to_num(values).any():
             continue
         figure.add_scatter(
             x=x,
@@ -154,7 +155,7 @@ def shares_along(
 
 
 def _means(shares: np.ndarray, groups: Sequence[str]) -> str:
-    means = shares.mean(axis=0)
+    means = np.nan_to_num(shares).mean(axis=0)
     return "on average " + ", ".join(
         f"{mean:.0%} on {group}" for group, mean in zip(groups, means, strict=True) if mean > 0
     )

@@ -49,6 +49,7 @@ function draw() {
   layout.font = {color: ink, family: css('--font') || 'sans-serif', size: 12, ...layout.font};
   layout.hoverlabel = {bgcolor: css('--block-background-fill'), bordercolor: faint,
     font: {color: ink}, ...layout.hoverlabel};
+  layout.modebar = {bgcolor: 'rgba(0,0,0,0)', color: faint, activecolor: ink, ...layout.modebar};
   if (coarse) layout.dragmode = false;  // a finger on the figure scrolls the page
   for (const key of Object.keys(layout)) if (/^[xy]axis/.test(key))
     layout[key] = {gridcolor: faint, zerolinecolor: faint, linecolor: faint, ...layout[key]};

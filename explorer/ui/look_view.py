@@ -42,7 +42,7 @@ def drawn(view: LookView, choice: Choice) -> list[Any]:
     layer, head = min(choice.layer, len(shares) - 1), min(choice.head, shares.shape[1] - 1)
     group = choice.group if choice.group in groups else "prompt"
     cells = shares[:, :, at, groups.index(group)]
-    top = max(float(cells.max()), 0.01) if choice.stretch else 1.0
+    top = max(float(np.nan_to_num(cells).max()), 0.01) if choice.stretch else 1.0
     without = " (the sink left out)" if choice.scale == SINKLESS else ""
     seen = f"position {at}{' (the last)' if at == len(labels) - 1 else ''}, {_chip(labels[at])}"
     title = f"Layer {layer}, head {head}"
@@ -57,23 +57,25 @@ def drawn(view: LookView, choice: Choice) -> list[Any]:
 
 
 def scaled(view: LookView, scale: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Shares, or shares of what is left without the sink. → (l, h, q, n), names of the n groups"""
+    """Shares, or shares of what is left without the sink. → (l, h, q, n), names of the n groups
+
+    Where the sink takes everything nothing is left: NaN.
+    """
     shares, groups = view.mass.shares, view.mass.groups
     if scale != SINKLESS:
         return shares, groups
     kept = [index for index, name in enumerate(groups) if name != "sink"]
     rest = shares[..., kept]
     whole = rest.sum(-1, keepdims=True)
-    return np.divide(rest, whole, out=np.zeros_like(rest), where=whole > 1e-6), tuple(
-        groups[index] for index in kept
-    )
+    left = np.divide(rest, whole, out=np.full_like(rest, np.nan), where=whole > 1e-6)
+    return left, tuple(groups[index] for index in kept)
 
 
 def strongest(view: LookView, group: str, scale: str) -> tuple[int, int]:
     """The head that looks at a group most, from the last position. → layer, head"""
     shares, groups = scaled(view, scale)
     cells = shares[:, :, -1, groups.index(group if group in groups else "prompt")]
-    layer, head = np.unravel_index(int(cells.argmax()), cells.shape)
+    layer, head = np.unravel_index(int(np.nan_to_num(cells).argmax()), cells.shape)
     return int(layer), int(head)
 
 
@@ -89,7 +91,7 @@ def table(cells: np.ndarray | None, caption: str) -> str:
     heads = "".join(f"<th scope='col'>{head}</th>" for head in range(cells.shape[1]))
     rows = "".join(
         f"<tr><th scope='row'>{layer}</th>"
-        + "".join(f"<td>{100 * share:.1f}</td>" for share in row)
+        + "".join(f"<td>{_percent(share)}</td>" for share in row)
         + "</tr>"
         for layer, row in enumerate(cells)
     )
@@ -100,6 +102,10 @@ def table(cells: np.ndarray | None, caption: str) -> str:
     )
 
 
+def _percent(share: float) -> str:
+    return "–" if np.isnan(share) else f"{100 * share:.1f}"
+
+
 def _summary(
     view: LookView, shares: np.ndarray, groups: Sequence[str], group: str, seen: str
 ) -> str:
@@ -107,10 +113,12 @@ def _summary(
 
     shares: (l, h, n), seen from one position
     """
-    means = shares.mean(axis=(0, 1))
+    shares = np.nan_to_num(shares)
+    heads = shares.sum(-1) > 0  # where something is left
+    means = shares.sum((0, 1)) / max(1, int(heads.sum()))
     named = list(zip(groups, means, strict=True))
     bar = "".join(
-        f"<span class='part {name}' style='flex-grow:{share:.4f}'></span>"
+        f"<span class='part {name}' style='flex-grow:{100 * share:.2f}'></span>"
         for name, share in named
         if share > 0
     )
@@ -131,7 +139,7 @@ def _summary(
         else "No prefix is in front, so its share is 0."
     )
     return (
-        f"<div class='finding'><p>Seen from {seen}, on the mean of {cells.size} heads:</p>"
+        f"<div class='finding'><p>Seen from {seen}, on the mean of {int(heads.sum())} heads:</p>"
         f"<div class='shares' aria-hidden='true'>{bar}</div><div class='keys'>{keys}</div>"
         f"<p class='hint'>{most} {front}</p></div>"
     )

@@ -24,7 +24,7 @@ def model_bar(page: Page, demo: gr.Blocks) -> None:
     page.worker.submit(loading(start), "Loading the model", detached=True)
 
     badge = gr.HTML(_waiting(start), elem_id="model-badge")
-    with gr.Accordion("Change the model", open=False, elem_id="model-choice"):
+    with gr.Accordion("Change the model", open=False, elem_id="model-choice") as other:
         with gr.Row():
             name = gr.Dropdown(
                 [
@@ -99,7 +99,8 @@ def model_bar(page: Page, demo: gr.Blocks) -> None:
         )
 
     load.click(on_load, choice, [page.status, badge], api_name="load", **STREAM)
-    gr.on([one.change for one in choice], on_choice, choice, memory, **PRIVATE)
+    asked = [other.expand, *(one.change for one in choice)]
+    gr.on(asked, on_choice, choice, memory, **PRIVATE)
     demo.load(on_open, None, [page.status, badge], **{**STREAM, "api_visibility": "private"})
 
 
