@@ -123,5 +123,5 @@ def measure(
     # `watch` lies inside the prefix: it sees the text's own attention, and the prefix joins later.
     joined = prefix.applied(lm) if prefix is not None else nullcontext()
     with patched(lm, watch), joined, adapter or nullcontext():
-        lm.logits(ids, mask=mask, last=1)
+        lm.logits(ids, mask=mask, last=1, start=0 if prefix is None else prefix.span)
     return shares

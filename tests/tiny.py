@@ -21,7 +21,7 @@ from transformers import (
 WINDOW = 8
 VOCABULARY = 97
 SPECIALS = ["<pad>", "<s>", "</s>", "<unk>", "<|system|>", "<|user|>", "<|assistant|>", "<|end|>"]
-WORDS = (  # noqa: SIM905 (eighty-nine quoted words read worse)
+WORDS = (
     "the a an and but or not no yes . , : ? ! cat dog mat hat sun moon sea fish bird tree house "
     "road rain snow fire stone book song game team ball goal bank shop price tax news film star "
     "red blue green black white good bad big small old new hot cold fast slow sat ran ate saw "
@@ -40,6 +40,8 @@ _MIXED = dict(
     sliding_window=WINDOW,
     layer_types=["sliding_attention", "full_attention", "sliding_attention"],
 )
+# With random weights a tied head repeats the last token for ever, and decoding would prove little.
+_UNTIED = dict(tie_word_embeddings=False)
 _COMMON = dict(
     vocab_size=VOCABULARY,
     max_position_embeddings=128,
@@ -53,13 +55,13 @@ SIZES: dict[str, dict] = {
     "mistral": _GQA | dict(sliding_window=WINDOW),
     "qwen2": _GQA | _MIXED | dict(use_sliding_window=True),
     "qwen3": _GQA,
-    "gemma2": _GQA | _MIXED | dict(query_pre_attn_scalar=20, attn_logit_softcapping=5.0),
-    "gemma3_text": _GQA | _MIXED | dict(query_pre_attn_scalar=20),
+    "gemma2": _GQA | _MIXED | _UNTIED | dict(query_pre_attn_scalar=20, attn_logit_softcapping=5.0),
+    "gemma3_text": _GQA | _MIXED | _UNTIED | dict(query_pre_attn_scalar=20),
     "phi3": _GQA | dict(sliding_window=WINDOW),
     "olmo2": _GQA,
     "gpt_neox": _MHA,
     "gpt2": _MHA,
-    "opt": _MHA | dict(ffn_dim=40, word_embed_proj_dim=48, init_std=0.15),
+    "opt": _MHA | _UNTIED | dict(ffn_dim=40, word_embed_proj_dim=48, init_std=0.15),
 }
 ARCHITECTURES = list(SIZES)
 SLIDING = [name for name, sizes in SIZES.items() if "sliding_window" in sizes]

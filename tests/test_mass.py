@@ -1,0 +1,92 @@
+"""Shares of attention are sums of the model's own weights, without ever storing these."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from explorer.attention import patched
+from explorer.mass import mass, measure
+from explorer.prefix import Prefix
+from tests.test_attention import LONG, padded
+from tests.tiny import WINDOW, tiny_ids
+
+
+def eager_weights(lm, *args, **kwargs) -> torch.Tensor:
+    """The weights that transformers' eager attention computes. → (l, h, q, k), first row"""
+    kept = []
+
+    def keep(call):
+        output, weights = call.run()
+        kept.append(weights[0].float())
+        return output, weights
+
+    with patched(lm, keep, eager=True):
+        lm.logits(*args, **kwargs)
+    return torch.stack(kept)
+
+
+@pytest.mark.parametrize("length", [1, 6, LONG])
+def test_mass_is_the_sum_of_the_weights(lm, length):
+    ids = tiny_ids(1, length)
+    seen = mass(lm, ids, generated=length // 3)
+    weights = eager_weights(lm, ids)
+    end = length - length // 3
+    sums = torch.stack(
+        [
+            torch.zeros_like(weights[..., 0]),
+            weights[..., 0],
+            weights[..., 1:end].sum(-1),
+            weights[..., max(end, 1) :].sum(-1),
+        ],
+        dim=-1,
+    )
+    assert seen.groups == ("prefix", "sink", "prompt", "generated")
+    assert_close(torch.from_numpy(seen.shares), sums, atol=1e-5, rtol=0)
+    assert_close(seen.shares.sum(-1), 0 * seen.shares[..., 0] + 1, atol=1e-5, rtol=0)
+
+
+def test_mass_with_a_prefix_is_the_sum_of_the_weights_with_it_in_a_cache(lm):
+    ids, length = tiny_ids(1, WINDOW - 3), 3
+    prefix = Prefix.of_text(lm, tiny_ids(1, length, seed=1))
+    ours = measure(lm, ids, torch.eye(ids.shape[1])[None], prefix)
+    weights = eager_weights(lm, ids, cache=prefix.as_cache(lm), start=length)
+    expected = torch.cat([weights[..., :length].sum(-1, keepdim=True), weights[..., length:]], -1)
+    assert_close(ours, expected, atol=1e-5, rtol=0)
+
+
+def test_rows_with_a_prefix_sum_to_one_past_the_window(lm):
+    prefix = Prefix.of_text(lm, tiny_ids(1, 3, seed=1))
+    shares = mass(lm, tiny_ids(1, LONG), prefix).shares
+    assert_close(shares.sum(-1), 0 * shares[..., 0] + 1, atol=1e-5, rtol=0)
+    assert shares.min() >= 0
+
+
+def test_padding_gets_no_attention(lm):
+    ids, mask = padded(LONG, 5)
+    ids, mask = ids[1:], mask[1:]
+    together = measure(lm, ids, torch.eye(LONG)[None, :, -5:], mask=mask)[:, :, -5:, 1:]
+    alone = measure(lm, ids[:, -5:], torch.eye(5)[None])[..., 1:]
+    assert_close(together, alone, atol=1e-5, rtol=0)
+
+
+def test_own_groups_are_taken_out_of_the_prompt(lm):
+    ids = tiny_ids(1, 7)
+    plain = mass(lm, ids)
+    split = mass(lm, ids, groups={"object": [2, 4]})
+    assert_close(split.of("object") + split.of("prompt"), plain.of("prompt"), atol=1e-6, rtol=0)
+    assert_close(
+        torch.from_numpy(split.of("object")),
+        eager_weights(lm, ids)[:, :, -1, [2, 4]].sum(-1),
+        atol=1e-5,
+        rtol=0,
+    )
+
+
+def test_mass_as_a_table_has_every_share(lm):
+    seen = mass(lm, tiny_ids(1, 4))
+    frame = seen.to_frame()
+    assert len(frame) == seen.shares.size
+    row = frame[(frame["layer"] == 1) & (frame["head"] == 2) & (frame["position"] == 3)]
+    assert row.set_index("group")["share"]["prompt"] == seen.shares[1, 2, 3, 2]
