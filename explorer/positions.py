@@ -10,7 +10,7 @@ layer is rotary at all is tried, not assumed: some layers of some models are not
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -35,7 +35,7 @@ class Rotation:
     tables: tuple[tuple[nn.Module, Tensor, Tensor] | None, ...]
 
     def __call__(self, layer: int, key: Tensor) -> Tensor:
-        """key: (g, p, d) → the same keys, moved; float32"""
+        """key: (g, p, d), CPU → the same keys, moved; float32"""
         table = self.tables[layer]
         if table is None:
             return key
@@ -64,28 +64,36 @@ def _handed(lm: LoadedModel) -> Iterator[dict[int, tuple[nn.Module, Tensor, Tens
             handle.remove()
 
 
-@torch.no_grad()
 def rotation(lm: LoadedModel, shift: int) -> Rotation:
-    """The rotation by `shift` positions, which may be negative, for every layer of `lm`.
+    """The rotation by `shift` positions, which may be negative, for every layer of `lm`."""
+    return rotations(lm, [shift])[0]
 
-    Tables at |shift| and at 0 are read off one forward pass of two tokens; dividing by the table
-    at 0 takes out the attention factor some scaled rotary embeddings multiply in.
+
+@torch.no_grad()
+def rotations(lm: LoadedModel, shifts: Sequence[int]) -> list[Rotation]:
+    """Rotations by several distances, their tables read off one forward pass.
+
+    Dividing by the table at 0 takes out the attention factor that some scaled rotary embeddings
+    multiply in. A negative shift turns by the same angle the other way.
     """
-    if shift == 0:
-        return Rotation((None,) * lm.geometry.n_layers)
+    positions = [0, *(abs(shift) for shift in shifts)]
     with _handed(lm) as seen:
-        lm.logits(torch.ones(1, 2, dtype=torch.long), positions=torch.tensor([[0, abs(shift)]]))
+        ids = torch.ones(1, len(positions), dtype=torch.long)
+        lm.logits(ids, positions=torch.tensor([positions]), last=1)
     rotary = rotary_layers(lm)
-    tables: list[tuple[nn.Module, Tensor, Tensor] | None] = []
-    for layer in range(lm.geometry.n_layers):
-        if layer not in rotary:
-            tables.append(None)
-            continue
-        module, cos, sin = seen[layer]
-        factor = cos[:, :1].float()
-        cos, sin = cos[:, 1:].float() / factor, sin[:, 1:].float() / factor
-        tables.append((module, cos, sin if shift > 0 else -sin))
-    return Rotation(tuple(tables))
+    turns = []
+    for i, shift in enumerate(shifts, start=1):
+        tables: list[tuple[nn.Module, Tensor, Tensor] | None] = []
+        for layer in range(lm.geometry.n_layers):
+            if layer not in rotary or shift == 0:
+                tables.append(None)
+                continue
+            module, cos, sin = seen[layer]
+            factor = cos[:, :1].float().cpu()
+            cos, sin = (t[:, i : i + 1].float().cpu() / factor for t in (cos, sin))
+            tables.append((module, cos, sin if shift > 0 else -sin))
+        turns.append(Rotation(tuple(tables)))
+    return turns
 
 
 _rotary: WeakKeyDictionary[nn.Module, frozenset[int]] = WeakKeyDictionary()  # tried models
@@ -103,7 +111,7 @@ def rotary_layers(lm: LoadedModel) -> frozenset[int]:
     queries: dict[int, list[Tensor]] = {}
 
     def keep(call: AttentionCall) -> Output:
-        queries.setdefault(call.layer, []).append(call.query[0].float())
+        queries.setdefault(call.layer, []).append(call.query[0].float().cpu())
         return call.run()
 
     ids = torch.arange(3, 7)[None] % lm.geometry.vocab_size
@@ -114,8 +122,8 @@ def rotary_layers(lm: LoadedModel) -> frozenset[int]:
         lm.logits(ids[:, :2], positions=torch.tensor([[0, _PROBE]]))
     found = set()
     for layer, (module, cos, sin) in seen.items():
-        factor = cos[:, :1].float()
-        table = (module, cos[:, 1:].float() / factor, sin[:, 1:].float() / factor)
+        factor = cos[:, :1].float().cpu()
+        table = (module, *(t[:, 1:].float().cpu() / factor for t in (cos, sin)))
         at_zero, moved = queries[layer]
         turned = Rotation((None,) * layer + (table,))(layer, at_zero)
         still, error = (moved - at_zero).norm(), (moved - turned).norm()

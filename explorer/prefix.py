@@ -11,6 +11,7 @@ past sliding windows, and nothing evicts it. The prefix part is computed in floa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,9 @@ from transformers import DynamicCache
 
 from explorer.attention import AttentionCall, Output, blocks, log_sum_exp, patched
 from explorer.lm import LoadedModel
+
+# Told the layer and what the last query leaves to the text: 1 − α, (b, h), exact when tiny.
+Watch = Callable[[int, Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -72,10 +76,13 @@ def share(call: AttentionCall, slots: Slots) -> Tensor:
     return torch.sigmoid(loudness - log_sum_exp(call))
 
 
-def join(call: AttentionCall, slots: Slots) -> Output:
+def join(call: AttentionCall, slots: Slots, watch: Watch | None = None) -> Output:
     """The call's attention with the slots in its softmax, in blocks of queries."""
     output, _ = call.run()  # (b, q, h, d)
     loud_text = log_sum_exp(call)
+    if watch is not None:
+        last = replace(call, query=call.query[:, :, -1:])
+        watch(call.layer, torch.sigmoid(loud_text[:, :, -1] - attend(last, slots)[1][:, :, 0]))
     parts = []
     for rows in blocks(call, len(slots)):
         part = replace(call, query=call.query[:, :, rows])
@@ -110,14 +117,16 @@ class Prefix:
         tensors = (t for s in self.layers for t in (s.key, s.value, s.bias) if t is not None)
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
-    def applied(self, lm: LoadedModel) -> AbstractContextManager[None]:
+    def applied(
+        self, lm: LoadedModel, watch: Watch | None = None
+    ) -> AbstractContextManager[None]:
         """For the length of a `with` block, every layer of `lm` sees its slots."""
         self.check(lm)
         layers = tuple(slots.to(lm.device) for slots in self.layers)
 
         def patch(call: AttentionCall) -> Output:
             slots = layers[call.layer]
-            return join(call, slots) if len(slots) else call.run()
+            return join(call, slots, watch) if len(slots) else call.run()
 
         return patched(lm, patch)
 

@@ -68,10 +68,13 @@ class Trajectory:
 
 
 @torch.no_grad()
-def record(lm: LoadedModel, ids: Tensor, target: Sequence[int]) -> Trajectory:
+def record(
+    lm: LoadedModel, ids: Tensor, target: Sequence[int], start: int = 0
+) -> Trajectory:
     """Read context and target in one pass and keep the deciding positions.
 
     ids: (1, n) the context; its last token decides the first of `target`
+    start: position of its first token
     """
     began = time.perf_counter()
     target = tuple(int(t) for t in target)
@@ -80,13 +83,13 @@ def record(lm: LoadedModel, ids: Tensor, target: Sequence[int]) -> Trajectory:
     rows = slice(first, first + len(target))
     kept = _Kept(rows)
     with patched(lm, kept):
-        logits = lm.logits(whole, last=len(target))[0]
+        logits = lm.logits(whole, start=start, last=len(target))[0]
     n = len(target)
     return Trajectory(
         target=target,
         asking=tuple(whole[0, rows].tolist()),
         step=tuple(range(n)),
-        position=tuple(range(first, first + n)),
+        position=tuple(range(start + first, start + first + n)),
         query=tuple(kept.query),
         output=tuple(kept.output),
         loudness=tuple(kept.loudness),

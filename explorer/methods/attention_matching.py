@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from explorer.lm import LoadedModel
-from explorer.positions import Rotation, rotation
+from explorer.positions import Rotation, rotation, rotations
 from explorer.prefix import Prefix, Slots
 from explorer.trajectory import Trajectory
 
@@ -261,7 +261,8 @@ def best_keys(lm: LoadedModel, found: Trajectory) -> list[Tensor] | None:
         return None
     keys = []
     positions = sorted(set(found.position))
-    turns = {p: (rotation(lm, -p), rotation(lm, p)) for p in positions}
+    there, back = (rotations(lm, [sign * p for p in positions]) for sign in (1, -1))
+    turns = dict(zip(positions, zip(back, there, strict=True), strict=True))
     for layer in range(lm.geometry.n_layers):
         weight_device = next(norms[layer].parameters()).device
         with torch.no_grad():  # the norm of all ones is its weight, whatever the family adds to it
