@@ -12,7 +12,6 @@ import logging
 import os
 import re
 import threading
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch
 import transformers
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from explorer import sources
@@ -55,6 +55,10 @@ __all__ = [
 ]
 
 log = logging.getLogger(__name__)
+# int8 says so at every layer of every pass.
+logging.getLogger("bitsandbytes.autograd._functions").addFilter(
+    lambda record: "inputs will be cast" not in record.getMessage()
+)
 
 Progress = Callable[[str, float | None], None]
 
@@ -123,9 +127,14 @@ def unload() -> None:
             torch.cuda.empty_cache()
 
 
-def load(spec: ModelSpec | str, progress: Progress = _silent) -> LoadedModel:
+def load(
+    spec: ModelSpec | str = ModelSpec(),  # noqa: B008 (frozen)
+    progress: Progress = _silent,
+    **options,
+) -> LoadedModel:
     """Fetch, quantise, freeze and check the model of `spec`; at once if it is the loaded one.
 
+    spec: a ModelSpec, or its name with further fields as keywords: load("gpt2", dtype="float32")
     progress: called with what is happening and, where it is known, how much of it is done (0–1)
 
     Raises ExplorerError for anything a visitor can mend: a wrong name, a gated repository, no
@@ -134,7 +143,7 @@ def load(spec: ModelSpec | str, progress: Progress = _silent) -> LoadedModel:
     """
     global _current
     if isinstance(spec, str):
-        spec = ModelSpec(spec)
+        spec = ModelSpec(spec, **options)
     with _guard:
         if _current is not None and _current.spec == spec:
             return _current
@@ -317,7 +326,6 @@ def _materialise(spec: ModelSpec, where: str, config):
         "use_safetensors": True,
     }
     if spec.quantization != "none":
-        warnings.filterwarnings("ignore", message="MatMul8bitLt: inputs will be cast")
         options["quantization_config"] = _quantization(spec.quantization, options["dtype"])
     try:
         tokenizer = AutoTokenizer.from_pretrained(
@@ -336,6 +344,10 @@ def _materialise(spec: ModelSpec, where: str, config):
         raise ExplorerError(
             f"This machine's bitsandbytes cannot run {spec.quantization}.",
             "Choose the quantisation none.",
+        ) from error
+    except SafetensorError as error:
+        raise ExplorerError(
+            f"The weights of {spec.name} are damaged.", "Fetch them again, and load then."
         ) from error
     except (OSError, ValueError) as error:
         raise _explained(error, spec) from error
@@ -403,7 +415,8 @@ def estimate(spec: ModelSpec) -> MemoryEstimate | None:
     else:
         total = _parameters(config)
         text = config.get_text_config()
-        embedded = text.vocab_size * text.hidden_size
+        tied = getattr(text, "tie_word_embeddings", False)
+        embedded = text.vocab_size * text.hidden_size * (1 if tied else 2)
         width = _dtype(spec, config, _device(spec)).itemsize
     linear = {"none": width, "int8": 1.0, "nf4": 0.56, "fp4": 0.56}[spec.quantization]
     return MemoryEstimate(round(embedded * width + (total - embedded) * linear), total)

@@ -11,7 +11,7 @@ from gradio_client.exceptions import AppError
 from app import LAUNCH, arguments
 from explorer import models
 from explorer.lm import ModelSpec
-from explorer.mass import mass
+from explorer.shares import mass
 from explorer.ui.build import build
 from tests.tiny import SPECIALS, tiny_checkpoint
 

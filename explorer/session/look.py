@@ -13,7 +13,7 @@ from explorer import models
 from explorer.generate import stop_tokens, stream
 from explorer.jobs import Stop, Work
 from explorer.lm import LoadedModel, ModelSpec
-from explorer.mass import Mass, mass
+from explorer.shares import Mass, mass
 from explorer.session import Held
 from explorer.text import encode
 

@@ -7,7 +7,7 @@ import torch
 from torch.testing import assert_close
 
 from explorer.attention import patched
-from explorer.mass import mass, measure
+from explorer.shares import mass, measure
 from explorer.prefix import Prefix
 from tests.test_attention import LONG, padded
 from tests.tiny import WINDOW, tiny_ids
