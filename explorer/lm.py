@@ -109,7 +109,7 @@ class LoadedModel:
         mask: Tensor | None = None,
         cache: Cache | None = None,
         start: int = 0,
-        last: int | None = None,
+        last: int | Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
         """Next-token scores. The only forward pass in the package.
@@ -121,9 +121,9 @@ class LoadedModel:
         mask: (b, k) 1 for a token, 0 for padding on either side, over cached and new tokens
         start: position of the first token of each row, counted from the first that is not padding
                (with a cache: position of the first new token, or without padding only)
-        last: score only the last so many positions
+        last: score only the last so many positions, or those at the given indices, (n,)
         positions: (1 or b, q) position of every token, where they do not simply follow `start`
-        → (b, q or last, v), float32
+        → (b, q or last or n, v), float32
         """
         ids = ids.to(self.device)
         mask = None if mask is None else mask.to(self.device)
@@ -135,6 +135,7 @@ class LoadedModel:
             past = mask.shape[1] - ids.shape[1]
             counted = (mask.cumsum(-1) - 1).clamp(min=0)[:, past:]
             positions = counted + (start if past == 0 else 0)
+        last = last.to(self.device) if isinstance(last, Tensor) else last
         options = {} if last is None else {"logits_to_keep": last}
         with self.lock:
             out = self.model(

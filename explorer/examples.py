@@ -1,0 +1,128 @@
+"""From labelled rows to token ids: how a row is worded, and what of it the model shall learn.
+
+Prompt and answer are encoded on their own and joined, never cut out of one string, so that the
+answer cannot be swallowed by a token that spans both. What is padding is known from lengths alone:
+the end-of-text token stays in the answer even where the tokenizer pads with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from explorer.data import Row
+from explorer.errors import ExplorerError
+from explorer.lm import LoadedModel
+from explorer.text import decode, encode, plain
+
+
+@dataclass(frozen=True)
+class Wording:
+    """How a row is put to the model.
+
+    template: with {text} where the row's text goes    chat: as a user's turn in the chat template
+    limit: most tokens of a prompt; of a longer one the text is cut
+    """
+
+    template: str = "{text}\nLabel:"
+    chat: bool = False
+    limit: int = 256
+
+    def __post_init__(self):
+        if "{text}" not in self.template:
+            raise ExplorerError("The template has no {text} in it.", "Put {text} where it goes.")
+
+
+@dataclass(frozen=True)
+class Example:
+    """prompt: ids that are read    answer: ids that shall follow, end of text included"""
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Examples padded on the right.
+
+    Padding lies behind everything it could disturb, so no mask is needed.
+
+    ids: (b, q)    targets: (b, n), the token that shall follow at each of `positions`, −100 where
+    nothing is asked    positions: (n,), those at which some row is asked    n_tokens: asked for
+    """
+
+    ids: Tensor
+    targets: Tensor
+    positions: Tensor
+    n_tokens: int
+
+
+def answer_ids(lm: LoadedModel, answer: str, wording: Wording) -> tuple[int, ...]:
+    """The ids that say an answer, with the end of text behind them where the model knows one."""
+    said = plain(lm.tokenizer, answer if wording.chat else f" {answer}")
+    end = lm.tokenizer.eos_token_id
+    return tuple(said) if end is None else (*said, end)
+
+
+def example(lm: LoadedModel, row: Row, wording: Wording) -> Example:
+    """One row as ids. A plain text is all answer, behind a begin-of-text token if there is one."""
+    answer = answer_ids(lm, row.answer, wording)
+    if not row.text:
+        start = lm.tokenizer.bos_token_id
+        room = min(wording.limit, lm.geometry.context - 1)
+        if start is None:
+            return Example(answer[:1], answer[1:room])
+        return Example((start,), answer[:room])
+    limit = min(wording.limit, lm.geometry.context - len(answer))
+    worded = wording.template.replace("{text}", row.text)
+    prompt = encode(lm, worded, chat=wording.chat, limit=1 << 30)[0].tolist()
+    if len(prompt) > limit:
+        text = plain(lm.tokenizer, row.text)
+        kept = len(text) - (len(prompt) - limit)
+        if kept < 1:
+            raise ExplorerError(
+                f"The template alone takes more than {limit} tokens.", "Shorten the template."
+            )
+        short = decode(lm.tokenizer, text[:kept])
+        worded = wording.template.replace("{text}", short)
+        prompt = encode(lm, worded, chat=wording.chat, limit=1 << 30)[0].tolist()
+    return Example(tuple(prompt), answer)
+
+
+def examples(lm: LoadedModel, rows: Sequence[Row], wording: Wording) -> tuple[Example, ...]:
+    """All rows as ids."""
+    if lm.tokenizer is None:
+        raise ValueError("rows need a tokenizer")
+    return tuple(example(lm, row, wording) for row in rows)
+
+
+def collate(some: Sequence[Example]) -> Batch:
+    """Pad a few examples into one batch. Loss is asked for at the answers only."""
+    lengths = [len(one.prompt) + len(one.answer) - 1 for one in some]  # the last id is only said
+    ids = torch.zeros(len(some), max(lengths), dtype=torch.long)
+    targets = torch.full_like(ids, -100)
+    for row, (one, length) in enumerate(zip(some, lengths, strict=True)):
+        both = torch.tensor(one.prompt + one.answer)
+        ids[row, :length] = both[:-1]
+        targets[row, len(one.prompt) - 1 : length] = both[len(one.prompt) :]
+    positions = (targets != -100).any(0).nonzero()[:, 0]
+    return Batch(ids, targets[:, positions], positions, sum(len(one.answer) for one in some))
+
+
+def shuffled(some: Sequence[Example], size: int, seed: int) -> Iterator[Batch]:
+    """Batches without end: every example once, in a new order, then again."""
+    generator = torch.Generator().manual_seed(seed)
+    size = min(size, len(some))
+    while True:
+        order = torch.randperm(len(some), generator=generator).tolist()
+        for start in range(0, len(order), size):
+            yield collate([some[i] for i in order[start : start + size]])
+
+
+def worded(lm: LoadedModel, row: Row, wording: Wording) -> tuple[str, str]:
+    """What the model reads and what it shall say, as text with every control token in sight."""
+    one = example(lm, row, wording)
+    return decode(lm.tokenizer, one.prompt), decode(lm.tokenizer, one.answer)
