@@ -12,7 +12,6 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAn
 
 from explorer import sources
 from explorer.attention import self_test
+from explorer.download import Progress, silent
 from explorer.errors import ExplorerError
 from explorer.lm import (
     Dtype,
@@ -59,12 +59,6 @@ log = logging.getLogger(__name__)
 logging.getLogger("bitsandbytes.autograd._functions").addFilter(
     lambda record: "inputs will be cast" not in record.getMessage()
 )
-
-Progress = Callable[[str, float | None], None]
-
-
-def _silent(text: str, fraction: float | None) -> None:  # noqa: ARG001
-    pass
 
 
 @dataclass(frozen=True)
@@ -129,7 +123,7 @@ def unload() -> None:
 
 def load(
     spec: ModelSpec | str = ModelSpec(),  # noqa: B008 (frozen)
-    progress: Progress = _silent,
+    progress: Progress = silent,
     **options,
 ) -> LoadedModel:
     """Fetch, quantise, freeze and check the model of `spec`; at once if it is the loaded one.
