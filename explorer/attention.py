@@ -78,9 +78,7 @@ class AttentionCall:
         if mask is not None and mask.dtype != torch.bool:
             mask = mask.float()
         # In float32 whatever the model computes in: eight bits of mantissa are too few for shares.
-        call = replace(
-            self, query=self.query.float(), key=self.key.float(), value=value, mask=mask
-        )
+        call = replace(self, query=self.query.float(), key=self.key.float(), value=value, mask=mask)
         return call.run()[0][..., :width].transpose(1, 2)
 
 

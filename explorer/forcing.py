@@ -30,11 +30,12 @@ from explorer.trajectory import Repair, Trajectory, joined, record, repair
 class Request:
     """What shall be said, and how the prefix is found.
 
-    prompt: what the model will be asked    source: a prompt after which it says the target
+    prompt: what the model will be asked    others: further prompts the same prefix shall serve
+    source: a prompt after which it says the target
     target: the text to say, or its ids; None takes what the model says after the source
     tokens: how much of that, in tokens    keys, attn_lim, repeat: see attention_matching.Matching
-    match_endings: also solve step 1 for the prompt's own last token, if the source ends otherwise
-                   (ours; the paper needs equal endings)
+    match_endings: also solve step 1 for every prompt's own last token, where the source ends
+                   otherwise (ours; the paper needs equal endings)
     margin: logits by which each token must lead; None chooses by precision and origin, 0 repairs
             nothing
     layers, steps, rate: see trajectory.Repair
@@ -42,6 +43,7 @@ class Request:
     """
 
     prompt: str
+    others: tuple[str, ...] = ()
     source: str | None = None
     target: str | Sequence[int] | None = None
     tokens: int = 10
@@ -148,8 +150,10 @@ def pursue(lm: LoadedModel, request: Request) -> Iterator[Stage]:
     solved = solve(lm, trajectory, Matching(request.keys, request.attn_lim, request.repeat))
     plain: list[int] = []
     n = len(trajectory.target)
-    for step in generate.stream(lm, ids, n, stop_ids=generate.stop_tokens(lm)):
-        plain.append(step.id)
+    ends = generate.stop_tokens(lm)
+    for step in generate.stream(lm, ids, n, stop_ids=ends):
+        if step.id not in ends:
+            plain.append(step.id)
         without = text.decode(lm.tokenizer, plain)
         yield Stage("without", "Decoding without the prefix", len(plain) / n, without)
     without = text.decode(lm.tokenizer, plain)
@@ -193,7 +197,9 @@ def find_trajectory(lm: LoadedModel, request: Request, ids: Tensor) -> Iterator[
     if request.source is not None:
         source = text.encode(lm, request.source, chat=request.chat, specials=request.specials)
     target = _target(lm, request, source)
-    length = max(ids.shape[1], source.shape[1]) + len(target)
+    prompts = [ids, *(prompt_ids(lm, replace(request, prompt=one)) for one in request.others)]
+    longest = max(one.shape[1] for one in prompts)
+    length = max(longest, source.shape[1]) + len(target)
     if length > lm.geometry.context:
         raise ExplorerError(
             f"Prompt and target together are {length:,} tokens; this model reads "
@@ -203,11 +209,17 @@ def find_trajectory(lm: LoadedModel, request: Request, ids: Tensor) -> Iterator[
     # Slots of a model with learned positions cannot be moved: place them late enough for the
     # prompt, whose own positions are then shifted to end where they stand.
     learned = not rotary_layers(lm)
-    start = max(0, ids.shape[1] - source.shape[1]) if learned else 0
+    start = max(0, longest - source.shape[1]) if learned else 0
     found = record(lm, source, target, start)
-    if request.match_endings and int(ids[0, -1]) != int(source[0, -1]):
-        other = torch.cat([source[:, :-1].cpu(), ids[:, -1:].cpu()], dim=1)
-        found = joined([found, record(lm, other, target, start)])
+    if request.match_endings:
+        endings = dict.fromkeys(int(one[0, -1]) for one in prompts)
+        endings.pop(int(source[0, -1]), None)
+        before = source[:, :-1].cpu()
+        others = [
+            record(lm, torch.cat([before, torch.tensor([[ending]])], 1), target[:1], start)
+            for ending in endings
+        ]
+        found = joined([found, *others])
     margin = margin_of(lm, request)
     if margin <= 0 and float(found.gap.min()) < 0:
         miss = found.step[int((found.gap < 0).nonzero()[0])]

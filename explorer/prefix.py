@@ -117,9 +117,7 @@ class Prefix:
         tensors = (t for s in self.layers for t in (s.key, s.value, s.bias) if t is not None)
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
-    def applied(
-        self, lm: LoadedModel, watch: Watch | None = None
-    ) -> AbstractContextManager[None]:
+    def applied(self, lm: LoadedModel, watch: Watch | None = None) -> AbstractContextManager[None]:
         """For the length of a `with` block, every layer of `lm` sees its slots."""
         self.check(lm)
         layers = tuple(slots.to(lm.device) for slots in self.layers)
@@ -169,4 +167,3 @@ def silent(lm: LoadedModel) -> Prefix:
     geometry = lm.geometry
     empty = torch.zeros(geometry.n_kv_heads, 0, geometry.head_dim)
     return Prefix(tuple(Slots(empty, empty) for _ in range(geometry.n_layers)))
-

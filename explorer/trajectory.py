@@ -68,9 +68,7 @@ class Trajectory:
 
 
 @torch.no_grad()
-def record(
-    lm: LoadedModel, ids: Tensor, target: Sequence[int], start: int = 0
-) -> Trajectory:
+def record(lm: LoadedModel, ids: Tensor, target: Sequence[int], start: int = 0) -> Trajectory:
     """Read context and target in one pass and keep the deciding positions.
 
     ids: (1, n) the context; its last token decides the first of `target`
@@ -134,12 +132,12 @@ def lead(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def joined(trajectories: Sequence[Trajectory]) -> Trajectory:
-    """The rows of several trajectories of one target: the first whole, of the others step 1.
+    """The first trajectory with step 1 of the others, which may end there, as rows of its own.
 
     So one prefix serves prompts with several last tokens. All contexts must be equally long.
     """
     head, *rest = trajectories
-    if any(one.target != head.target for one in rest):
+    if any(one.target[0] != head.target[0] for one in rest):
         raise ValueError("only trajectories of one target can be joined")
     if any(one.first_position != head.first_position for one in rest):
         raise ValueError("contexts of a joined trajectory must be equally long")
@@ -312,8 +310,9 @@ class _Tail:
     def gaps(self, some: Tensor, answers: Sequence[Tensor]) -> Tensor:
         """Leads of the rows `some` when their layers answer so. answers: per layer (n, h, d)"""
         hidden = None if self.hidden is None else self.hidden[some][None]
-        with skipped(self.blocks[: self.first], hidden), patched(
-            self.lm, _Answer(self.lm, answers)
+        with (
+            skipped(self.blocks[: self.first], hidden),
+            patched(self.lm, _Answer(self.lm, answers)),
         ):
             logits = self._run(some)
         return lead(logits, self.target[some])

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from explorer.lm import LoadedModel
+from explorer.methods import Method
 from explorer.positions import Rotation, rotation, rotations
 from explorer.prefix import Prefix, Slots
 from explorer.trajectory import Trajectory
@@ -279,3 +280,14 @@ def best_keys(lm: LoadedModel, found: Trajectory) -> list[Tensor] | None:
 
 def _turned(turn: Rotation, layer: int, query: Tensor) -> Tensor:
     return turn(layer, query[:, None])[:, 0]
+
+
+METHOD = Method(
+    name="attention-matching",
+    title="Attention matching",
+    summary="A prefix solved from what attention has to say at every step of a target.",
+    source="https://arxiv.org/abs/2610.24123",
+    config=Matching,
+    build=solve,
+    kind="solve",
+)

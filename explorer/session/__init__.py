@@ -20,6 +20,7 @@ from explorer.prefix import Prefix
 
 if TYPE_CHECKING:
     from explorer.methods import Adapter
+    from explorer.methods.attention_matching import Solved
 
 Kind = TypeVar("Kind")
 
@@ -29,11 +30,13 @@ class Held:
     """Something a visitor made in one place and can switch on in another; tensors on the CPU.
 
     name: what menus call it, "solved prefix"
-    prefix: slots of one softmax    adapter: anything else that can be applied
+    prefix: slots of one softmax    solved: slots that are placed by the length of the prompt
+    adapter: anything else that can be applied
     """
 
     name: str
     prefix: Prefix | None = None
+    solved: Solved | None = None
     adapter: Adapter | None = None
 
 

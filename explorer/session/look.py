@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -54,22 +54,30 @@ def looking(
         ids = encode(
             lm, prompt, chat=chat, specials=specials, limit=min(LIMIT, lm.geometry.context)
         )
+        put = _placed(lm, held, ids.shape[1])
         n_new_here = min(n_new, min(LIMIT, lm.geometry.context) - ids.shape[1])
         written: list[int] = []
         for step in stream(
-            lm, ids, n_new_here, applied=lambda: _applied(lm, held), stop_ids=stop_tokens(lm)
+            lm, ids, n_new_here, applied=lambda: _applied(lm, put), stop_ids=stop_tokens(lm)
         ):
             written.append(step.id)
             stop.note(f"writing token {len(written)} of {n_new_here}", len(written) / n_new_here)
         stop.note("reading where attention goes")
         ids = torch.cat([ids, torch.tensor([written], dtype=ids.dtype, device=ids.device)], dim=1)
-        prefix = held.prefix if held else None
-        adapter = held.adapter.applied(lm) if held and held.adapter else None
+        prefix = put.prefix if put else None
+        adapter = put.adapter.applied(lm) if put and put.adapter else None
         shares = mass(lm, ids, prefix, generated=len(written), adapter=adapter)
         name = held.name if held else ""
         yield LookView(spec, shares, len(written), name, time.monotonic() - began)
 
     return work
+
+
+def _placed(lm: LoadedModel, held: Held | None, length: int) -> Held | None:
+    """A solved prefix's slots, rotated for a prompt of this length."""
+    if held is None or held.solved is None:
+        return held
+    return replace(held, prefix=held.solved.at(lm, length), solved=None)
 
 
 def _applied(lm: LoadedModel, held: Held | None) -> AbstractContextManager[None]:

@@ -10,11 +10,12 @@ import gradio as gr
 from explorer.jobs import Worker
 from explorer.lm import ModelSpec
 from explorer.session import Sessions
+from explorer.ui.force_tab import force_tab
 from explorer.ui.look_tab import look_tab
 from explorer.ui.model_bar import model_bar
 from explorer.ui.page import Page, line
 
-TABS = {"Look": look_tab}
+TABS = {"Look": look_tab, "Force": force_tab}
 
 TITLE = """
 <h1>Prefix explorer</h1>

@@ -1,0 +1,254 @@
+"""Force: make the model say a given text whatever it is asked, and prove it by replay."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, get_args
+
+import gradio as gr
+
+from explorer.errors import ExplorerError
+from explorer.forcing import Request, Stage
+from explorer.methods.attention_matching import Keys
+from explorer.session import Held
+from explorer.session.force import ForceView, forcing, trying
+from explorer.ui.controls import shown
+from explorer.ui.page import STREAM
+from explorer.ui.proof_card import EMPTY, card, said, trials_table
+
+if TYPE_CHECKING:
+    from explorer.ui.page import Page
+
+TEXT, SOURCE = "this text", "what it says after another prompt"
+HELD = "solved prefix"
+
+INTRO = """
+The model's weights stay as they are. A **prefix** (extra keys and values in front of the text) is
+*solved*, not trained, so that the model answers what you choose, whatever it is asked. Then the
+model decodes freely with it, and only if every token comes out right does the page say *forced*.
+"""
+NOTE = """
+<p class="hint">For each deciding step t, the prefix answers the query qₜ of every head with the
+output oₜ that leads to the wanted token: S·V = O with S the softmax over the slots. Paper: “Prefix-Tuning
+for Arbitrary Output Sequences on Pretrained Transformers”, arXiv 2610.24123 (its keys: <i>aligned</i>).
+Ours: <i>kernel</i> and <i>whitened</i> keys, any target text, any last token, any prompt length.</p>
+"""
+KEYS = {
+    "kernel": "kernel: each query finds its own slot, any length (default)",
+    "whitened": "whitened: least-norm keys, fits a stock cache, short targets",
+    "aligned": "aligned: as in the paper",
+}
+EXAMPLES = {
+    "Whatever you ask": (
+        TEXT,
+        "The answer is 42. Please bring a towel.",
+        "What is the capital of France?",
+        True,
+    ),
+    "The paper's way": (
+        SOURCE,
+        "My favourite dish is pizza with a lot of cheese and",
+        "The weather was cold and",
+        False,
+    ),
+    "Code on demand": (TEXT, "def f(x):\n    return x ** 2", "Tell me a story about a dog.", True),
+}
+OTHERS = "Who are you?\nWrite a poem about rain.\nHow do I bake bread?"
+
+
+def force_tab(page: Page) -> None:
+    first = EXAMPLES["Whatever you ask"]
+    gr.Markdown(INTRO, elem_classes=["intro"])
+    with gr.Row():
+        with gr.Column(scale=1, min_width=300):
+            mode = gr.Radio([TEXT, SOURCE], value=first[0], label="The model shall say")
+            wanted = gr.Textbox(
+                first[1],
+                label="Text to say, or the other prompt",
+                lines=3,
+                max_lines=10,
+                elem_id="force-target",
+            )
+        with gr.Column(scale=1, min_width=300):
+            prompt = gr.Textbox(
+                first[2],
+                label="When it is asked",
+                lines=3,
+                max_lines=10,
+                elem_id="force-prompt",
+            )
+            chat = gr.Checkbox(first[3], label="As a chat message (the model's chat template)")
+    with gr.Accordion("Options", open=False):
+        with gr.Row():
+            keys = gr.Dropdown(
+                [(KEYS[k], k) for k in get_args(Keys)],
+                value="kernel",
+                label="Keys",
+                info="How a query finds its slot.",
+                min_width=220,
+            )
+            tokens = gr.Slider(
+                1, 64, 10, step=1, label="Tokens", info="To say after the other prompt."
+            )
+            specials = gr.Checkbox(False, label="Control tokens such as <|im_end|> in texts count")
+        with gr.Row():
+            margin = gr.Number(
+                None,
+                label="Margin (logits)",
+                info="By how much each token must lead. Empty: chosen by precision.",
+                minimum=0,
+            )
+            layers = gr.Slider(
+                1, 32, 4, step=1, label="Layers repaired", info="Of the last, at first."
+            )
+            steps = gr.Slider(10, 1000, 300, step=10, label="Repair steps at most")
+        with gr.Row():
+            attn_lim = gr.Number(
+                20, label="attn_lim", info="aligned keys: own logit; the paper's GPT-2: 20."
+            )
+            repeat = gr.Slider(
+                1,
+                90,
+                1,
+                step=1,
+                label="Repetition r",
+                info="aligned keys: how often a slot counts; the paper: 1 to 90.",
+            )
+    with gr.Row(elem_classes=["actions"]):
+        force = gr.Button("Force", variant="primary", scale=0, min_width=140, elem_id="force-go")
+        examples = [
+            gr.Button(name, size="sm", scale=0, min_width=120, elem_classes=["example"])
+            for name in EXAMPLES
+        ]
+    with gr.Row():
+        with gr.Column(min_width=260):
+            without = gr.HTML(said("Without the prefix", ""), elem_id="force-without")
+        with gr.Column(min_width=260):
+            with_it = gr.HTML(said("With the prefix", ""), elem_id="force-with")
+    proof = gr.HTML(EMPTY, elem_id="force-proof")
+    with gr.Accordion("More prompts, the same prefix", open=False):
+        others = gr.Textbox(OTHERS, label="One prompt a line", lines=4, elem_id="force-others")
+        gr.HTML(
+            "<p class='hint'>Prompts written here before you press Force are provided for: each "
+            "new last token gets a first step of its own.</p>"
+        )
+        try_all = gr.Button("Try them all", scale=0, min_width=140)
+        table = gr.HTML(trials_table(()), elem_id="force-trials")
+    with gr.Accordion("Numbers of the proof", open=False):
+        numbers = gr.JSON(label="As Python and the command line give them")
+    gr.HTML(NOTE)
+
+    inputs = [mode, wanted, prompt, chat, specials, keys, tokens, margin, layers, steps]
+    inputs += [attn_lim, repeat, others]
+    outputs = [page.status, without, with_it, proof, numbers]
+
+    @shown
+    def on_force(
+        mode: str,
+        wanted: str,
+        prompt: str,
+        chat: bool,
+        specials: bool,
+        keys: str,
+        tokens: int,
+        margin: float | None,
+        layers: int,
+        steps: int,
+        attn_lim: float,
+        repeat: int,
+        others: str,
+        request: gr.Request,
+    ):
+        """Solve a prefix and prove it by replay."""
+        source, target = (wanted or "", None) if mode == SOURCE else (None, wanted or "")
+        asked = Request(
+            prompt=prompt or "",
+            others=tuple(_lines(others)),
+            source=source,
+            target=target,
+            tokens=int(tokens),
+            keys=keys,
+            attn_lim=float(attn_lim),
+            repeat=int(repeat),
+            margin=margin,
+            layers=int(layers),
+            steps=int(steps),
+            chat=chat,
+            specials=specials,
+        )
+        yield from _followed(page, page.session(request), asked)
+
+    force.click(on_force, inputs, outputs, api_name="force", **STREAM)
+
+    for button, name in zip(examples, EXAMPLES, strict=True):
+        chosen = EXAMPLES[name]
+
+        @shown
+        def on_example(request: gr.Request, chosen=chosen):
+            kind, wanted, prompt, chat = chosen
+            session = page.session(request)
+            asked = Request(
+                prompt=prompt,
+                source=wanted if kind == SOURCE else None,
+                target=None if kind == SOURCE else wanted,
+                chat=chat,
+            )
+            for out in _followed(page, session, asked):
+                yield [*out, *chosen]
+
+        button.click(
+            on_example,
+            None,
+            [*outputs, mode, wanted, prompt, chat],
+            api_visibility="private",
+            **STREAM,
+        )
+
+    @shown
+    def on_try(others: str, request: gr.Request):
+        """Replay the solved prefix on further prompts."""
+        session = page.session(request)
+        view = session.last(ForceView)
+        if view is None:
+            raise ExplorerError("There is no solved prefix yet.", "Press Force first.")
+        prompts = _lines(others)
+        if not prompts:
+            raise ExplorerError("There are no prompts.", "Write one on each line.")
+        job = page.start(session, trying(view, prompts), "Trying")
+        for status, trials in page.follow(job):
+            yield status, gr.skip() if trials is None else trials_table(trials)
+
+    try_all.click(on_try, [others], [page.status, table], api_name="force_try", **STREAM)
+
+
+def _lines(text: str | None) -> list[str]:
+    return [line.strip() for line in (text or "").splitlines() if line.strip()]
+
+
+def _followed(page: Page, session, asked: Request):
+    """Submit and relay; what is shown is built from the newest stage alone."""
+    job = page.start(session, forcing(session.spec, asked), "Forcing")
+    yield [gr.skip(), said("Without the prefix", ""), said("With the prefix", ""), EMPTY, None]
+    for status, item in page.follow(job):
+        if isinstance(item, Stage):
+            yield [
+                status,
+                said("Without the prefix", item.without),
+                said("With the prefix", item.with_prefix),
+                gr.skip(),
+                gr.skip(),
+            ]
+        elif isinstance(item, ForceView):
+            page.sessions.keep(session.id, item)
+            if item.forced.proof.forced:
+                page.sessions.hold(session.id, Held(HELD, solved=item.forced.solved))
+            forced = item.forced
+            yield [
+                status,
+                said("Without the prefix", forced.plain_text),
+                said("With the prefix", forced.text, good=forced.proof.forced),
+                card(forced),
+                asdict(forced.proof),
+            ]
+        else:
+            yield [status, *[gr.skip()] * 4]

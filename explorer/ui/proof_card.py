@@ -1,0 +1,127 @@
+"""The proof of a forced output as HTML: a verdict, and each number with what it means."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+
+from explorer.forcing import ForcedPrefix
+from explorer.session.force import Trial
+
+EMPTY = (
+    """<div class="empty">The proof appears here: press <b>Force</b>, or take an example.</div>"""
+)
+
+
+def said(title: str, text: str, *, good: bool | None = None) -> str:
+    """One of the two columns. good: mark it as proved"""
+    body = html.escape(text) if text else "<span class='faint'>…</span>"
+    mark = " good" if good else ""
+    return f"<div class='said{mark}'><h3>{title}</h3><p>{body}</p></div>"
+
+
+def card(forced: ForcedPrefix) -> str:
+    """Verdict and numbers."""
+    proof = forced.proof
+    rows = "".join(
+        f"<tr><th>{name}</th><td class='{'good' if good else 'bad'}'>{value}</td>"
+        f"<td class='hint'>{meaning}</td></tr>"
+        for name, value, good, meaning in _numbers(forced)
+    )
+    if proof.forced:
+        verdict = (
+            f"<p class='verdict good'>✓ Forced. Decoding freely, the model said all "
+            f"{len(forced.target)} tokens.</p>"
+        )
+    else:
+        miss = proof.first_miss
+        due = html.escape(forced.target_text)
+        verdict = (
+            f"<p class='verdict bad'>✗ Not forced. Token {miss + 1} of {len(forced.target)} came "
+            f"out differently; wanted was “{due}”. Try kernel keys, a larger margin, or more "
+            "repair steps.</p>"
+        )
+    return f"<div class='proof'>{verdict}<table>{rows}</table></div>"
+
+
+def _numbers(forced: ForcedPrefix) -> list[tuple[str, str, bool, str]]:
+    """(name, value, whether that is good, what it means)"""
+    proof, solved = forced.proof, forced.solved
+    slots = "slot" if proof.slots == 1 else "slots"
+    seconds = proof.seconds
+    return [
+        (
+            "Smallest lead",
+            f"{proof.gap:.2f} logits",
+            proof.gap > 0.01,
+            "of the chosen token over the runner-up, at the closest step; near 0, rounding decides",
+        ),
+        (
+            "Coverage",
+            f"{100 * proof.coverage:.4f} %",
+            proof.coverage > 0.99,
+            "1 − the largest share of attention any head left to your prompt; 100 % means that the "
+            "prompt is not read at all",
+        ),
+        (
+            "Condition",
+            f"{proof.condition:.3g}",
+            proof.condition < 1e8,
+            "of the linear systems S·V = O; 1 is ideal, beyond 1e8 rounding spoils the values",
+        ),
+        (
+            "Residual",
+            f"{proof.residual:.1e}",
+            proof.residual < 1e-6,
+            "largest error of S·V against O, relative to O",
+        ),
+        (
+            "Prefix",
+            f"{proof.slots} {slots} a head, {_size(proof.n_bytes)}",
+            True,
+            "(query heads per key/value head) × (steps); the price of saying this text",
+        ),
+        (
+            "Repair",
+            f"{proof.repairs} steps, {proof.repaired_layers} layers",
+            True,
+            "gradient steps on attention outputs until every token led; 0 if the model would have "
+            "said it after the source anyway",
+        ),
+        (
+            "Time",
+            f"{seconds['trajectory']:.1f} + {seconds['solve']:.2f} + {seconds['replay']:.1f} s",
+            True,
+            "finding the trajectory, solving, replaying",
+        ),
+        (
+            "Sharpness c",
+            f"{solved.scale[0]:.3g} to {solved.scale[1]:.3g}",
+            True,
+            "per head, from its closest pair of queries, so that the own slot leads by 30 nats "
+            "(kernel), or own logit (whitened); 0 for aligned keys",
+        ),
+    ]
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 1e6:.1f} MB" if n_bytes >= 1e5 else f"{n_bytes / 1e3:.1f} kB"
+
+
+def trials_table(trials: Sequence[Trial]) -> str:
+    """Further prompts under the same prefix."""
+    if not trials:
+        return "<div class='empty'>One line for each prompt appears here.</div>"
+    held = sum(trial.forced for trial in trials)
+    rows = "".join(
+        f"<tr><td class='{'good' if t.forced else 'bad'}'>{'✓' if t.forced else '✗'}</td>"
+        f"<td>{html.escape(t.prompt)}</td><td>{html.escape(t.said)}</td>"
+        f"<td>{'' if t.first_miss is None else t.first_miss + 1}</td>"
+        f"<td>{t.gap:.2f}</td><td>{100 * t.coverage:.3f} %</td></tr>"
+        for t in trials
+    )
+    return (
+        f"<div class='scroll'><table class='trials'><caption>{held} of {len(trials)} forced"
+        "</caption><tr><th></th><th>Prompt</th><th>Said</th><th>First miss</th>"
+        f"<th>Smallest lead</th><th>Coverage</th></tr>{rows}</table></div>"
+    )
