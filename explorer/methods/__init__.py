@@ -65,6 +65,7 @@ class Method:
     kind: "train" methods are built and then fitted to data; "solve" methods need no data
     build: for "train", (lm, config, seed) → an adapter on the model's device, ready to be fitted
     sized: for "train", (lm, config, n) → the config whose parameters come closest to n
+    learning_rate: for "train", with which it learns well on small models
     """
 
     name: str
@@ -74,6 +75,7 @@ class Method:
     config: type
     build: Callable[..., Any]
     kind: Literal["train", "solve"] = "train"
+    learning_rate: float = 1e-3
     sized: Callable[[LoadedModel, Any, int], Any] | None = None
 
 

@@ -129,4 +129,5 @@ METHOD = Method(
     source="https://arxiv.org/abs/2506.13674",
     config=PrefixMemoryConfig,
     build=build,
+    learning_rate=3e-4,
 )

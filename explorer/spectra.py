@@ -1,0 +1,126 @@
+"""How many directions a method's addition really uses.
+
+Every method answers o = a · o_X + b(q). b is collected over the positions of some texts, layer by
+layer and head by head; the eigenvalues of its covariance say along how many axes it spreads. A
+prefix of p slots can never use more than min(p, d): it mixes p values. PrefixMemory-Tuning, Fig. 3.
+
+The algebra is done in float64 on the CPU: eigh on a GPU can fail on matrices of low rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from explorer.attention import AttentionCall, Output, patched
+from explorer.lm import LoadedModel
+from explorer.methods import Adapter
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """Eigenvalues of the covariance of b, in descending order, float64.
+
+    eigenvalues: (l, h, d)    pooled: (d), of the covariance averaged over layers and heads
+    bound: most directions the method could use    n_positions: over which b was collected
+    centred: whether the mean of b was taken off
+    """
+
+    eigenvalues: np.ndarray
+    pooled: np.ndarray
+    bound: int
+    n_positions: int
+    centred: bool
+
+    @property
+    def effective_rank(self) -> np.ndarray:
+        """exp of the entropy of the normalised eigenvalues; 0 where b is zero. → (l, h)"""
+        return effective_rank(self.eigenvalues)
+
+    @property
+    def participation(self) -> np.ndarray:
+        """(Σλ)² / Σλ², the participation ratio; 0 where b is zero. → (l, h)"""
+        return participation(self.eigenvalues)
+
+    @property
+    def decay(self) -> np.ndarray:
+        """The pooled eigenvalues over their largest; zeros where b is zero. → (d)"""
+        return self.pooled / self.pooled[0] if self.pooled[0] > 0 else self.pooled
+
+
+def effective_rank(eigenvalues: np.ndarray) -> np.ndarray:
+    """exp(−Σ p ln p) with p = λ / Σλ, along the last axis."""
+    total = eigenvalues.sum(-1, keepdims=True)
+    share = np.divide(eigenvalues, total, out=np.zeros_like(eigenvalues), where=total > 0)
+    logs = np.log(share, out=np.zeros_like(share), where=share > 0)
+    return np.exp(-(share * logs).sum(-1)) * (total[..., 0] > 0)
+
+
+def participation(eigenvalues: np.ndarray) -> np.ndarray:
+    """(Σλ)² / Σλ² along the last axis."""
+    top, bottom = eigenvalues.sum(-1) ** 2, (eigenvalues**2).sum(-1)
+    return np.divide(top, bottom, out=np.zeros_like(top), where=bottom > 0)
+
+
+@torch.no_grad()
+def spectrum(
+    lm: LoadedModel,
+    adapter: Adapter,
+    texts: Sequence[Sequence[int]],
+    *,
+    centred: bool = True,
+) -> Spectrum | None:
+    """Spectrum of what `adapter` adds, over every position of some texts.
+
+    texts: token ids, one text at a time is read, so there is no padding to take out
+    → None for a method that does not add to attention's output
+    """
+    geometry = lm.geometry
+    parts = adapter.parts(lm)
+    if parts is None:
+        return None
+    d = geometry.head_dim
+    total = torch.zeros(geometry.n_layers, geometry.n_heads, d, dtype=torch.float64)
+    outer = torch.zeros(geometry.n_layers, geometry.n_heads, d, d, dtype=torch.float64)
+
+    def watch(call: AttentionCall) -> Output:
+        part = parts(call)
+        if part is not None:
+            own = part[1].to("cpu", torch.float64).transpose(0, 1).flatten(1, 2)  # (h, b·q, d)
+            total[call.layer] += own.sum(1)
+            outer[call.layer] += own.mT @ own
+        return call.run()
+
+    count = 0
+    for text in texts:
+        # `watch` lies inside: it sees each call as the adapter does.
+        with patched(lm, watch), adapter.applied(lm):
+            lm.logits(torch.tensor([list(text)]), start=adapter.span, last=1)
+        count += len(text)
+    covariance = covariance_of(total, outer, count, centred=centred)
+    pooled = covariance.flatten(0, 1).mean(0)
+    return Spectrum(
+        eigenvalues=_eigenvalues(covariance),
+        pooled=_eigenvalues(pooled),
+        bound=min(d, getattr(adapter.config, "slots", d)),
+        n_positions=count,
+        centred=centred,
+    )
+
+
+def covariance_of(total: Tensor, outer: Tensor, count: int, *, centred: bool) -> Tensor:
+    """Σ b bᵀ / n, less the mean's part where it is taken off. → (…, d, d)"""
+    covariance = outer / count
+    if centred:
+        mean = total / count
+        covariance = covariance - mean[..., :, None] * mean[..., None, :]
+    return covariance
+
+
+def _eigenvalues(matrix: Tensor) -> np.ndarray:
+    """In descending order; rounding below zero is zero."""
+    return torch.linalg.eigvalsh(matrix).flip(-1).clamp(min=0).numpy()
