@@ -101,7 +101,7 @@ def shares_along(
     length = len(shares)
     steps = np.arange(length)
     # Every position is a step one wide, so that a text of one token is still an area.
-    x = np.concatenate([[-0.5], steps, [length - 0.5]])
+    x = np.concatenate([[-0.5], steps, [length - 0.5]]).astype(np.float32)
     labels = [tokens[0], *tokens, tokens[-1]] if length else []
     figure = go.Figure()
     for index, group in enumerate(groups):
@@ -116,8 +116,9 @@ def shares_along(
             stackgroup="attention",
             line={"shape": "hvh", "width": 0.5, "color": f"var(--{group})"},
             fillcolor=f"var(--{group})",
-            customdata=labels,
-            hovertemplate=f"{group} %{{y:.1%}}<extra></extra>",
+            customdata=None if figure.data else labels,  # once is enough
+            hovertemplate=("" if figure.data else "<b>%{customdata}</b><br>")
+            + f"{group} %{{y:.1%}}<extra></extra>",
         )
     figure.update_layout(
         template="none",
@@ -125,6 +126,7 @@ def shares_along(
         margin={**MARGIN, "t": 40, "b": 60 if length <= LABELLED else 44},
         uirevision=f"along {length}",
         hovermode="x unified",
+        showlegend=True,
         legend={
             "orientation": "h",
             "x": 0,

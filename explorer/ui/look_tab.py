@@ -36,6 +36,9 @@ Every attention head shares out one unit of attention over what it can see. **Lo
 it: the *prefix* put in front, the *sink* (the first token, where trained models park attention
 they have no use for), your *prompt*, and what the model has *generated* so far.
 """
+WAITING = """
+<p class="hint">Nothing is looked at yet. Press <b>Look</b>, or take an example: one click.</p>
+"""
 SOURCE = """
 <p class="hint">The share of a group G, seen from position t, is Σ softmax(qₜ·k / √d) over the keys
 in G. Sink: Xiao et al. 2023, “Efficient Streaming Language Models with Attention Sinks”. A prefix’s
@@ -77,7 +80,7 @@ def look_tab(page: Page) -> None:
         ]
 
     at = gr.State(-1)
-    summary = gr.HTML(elem_id="look-summary")
+    summary = gr.HTML(WAITING, elem_id="look-summary")
     tokens = TokenStrip(elem_id="look-tokens")
     with gr.Row():
         with gr.Column(scale=5, min_width=320):

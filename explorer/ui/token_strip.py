@@ -13,20 +13,23 @@ _SCRIPT = """
 const box = element.querySelector('.tokens');
 let shown = '';
 function fill() {
-  const v = props.value || {tokens: [], picked: null};
-  const key = JSON.stringify(v.tokens);
+  const v = props.value || {text: [], ids: [], position: [], special: [], generated: 0};
+  const key = JSON.stringify([v.text, v.position, v.generated]);
   if (key !== shown) {
     shown = key;
-    box.replaceChildren(...v.tokens.flatMap(t => {
+    const special = new Set(v.special);
+    box.replaceChildren(...v.text.flatMap((text, i) => {
+      const start = i ? v.position[i - 1] + 1 : 0, position = v.position[i];
+      const group = !start ? 'sink' : start < v.generated ? 'prompt' : 'generated';
       const b = document.createElement('button');
       b.type = 'button';
-      b.className = 'token ' + t.group + (t.special ? ' special' : '');
-      b.textContent = t.text;
-      b.title = `position ${t.position} · ${t.group} · id ${t.ids.join(' ')}`
-        + (t.special ? ' · control token' : '');
-      b.dataset.position = t.position;
-      b.addEventListener('click', () => trigger('pick', {position: t.position}));
-      return t.text.endsWith('↵') ? [b, document.createElement('br')] : [b];
+      b.className = `token ${group}` + (special.has(i) ? ' special' : '');
+      b.textContent = text;
+      b.title = `position ${position} · ${group} · id ${v.ids[i].join(' ')}`
+        + (special.has(i) ? ' · control token' : '');
+      b.dataset.position = position;
+      b.addEventListener('click', () => trigger('pick', {position}));
+      return text.endsWith('↵') ? [b, document.createElement('br')] : [b];
     }));
   }
   for (const b of box.querySelectorAll('button'))
@@ -54,25 +57,16 @@ class TokenStrip(gr.HTML):
 
 
 def strip(tokens: Sequence[Token], n_generated: int, picked: int) -> dict[str, Any]:
-    """What the strip shows. Every token stands for its last position, from which it is read."""
-    end = tokens[-1].stop - n_generated if tokens else 0
+    """What the strip shows, in columns, because a long text is sent again at every click.
+
+    position: the last one of each token, from which it is read    special: indices of control
+    tokens    generated: the first position that the model wrote    picked: a position
+    """
     return {
-        "tokens": [
-            {
-                "text": token.text,
-                "ids": list(token.ids),
-                "position": token.stop - 1,
-                "special": token.special,
-                "group": group_of(token, end),
-            }
-            for token in tokens
-        ],
+        "text": [token.text for token in tokens],
+        "ids": [list(token.ids) for token in tokens],
+        "position": [token.stop - 1 for token in tokens],
+        "special": [index for index, token in enumerate(tokens) if token.special],
+        "generated": (tokens[-1].stop if tokens else 0) - n_generated,
         "picked": picked,
     }
-
-
-def group_of(token: Token, prompt_end: int) -> str:
-    """sink, prompt or generated"""
-    if token.start == 0:
-        return "sink"
-    return "prompt" if token.start < prompt_end else "generated"
