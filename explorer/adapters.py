@@ -10,7 +10,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -21,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from explorer.errors import ExplorerError
-from explorer.lm import LoadedModel
+from explorer.lm import LoadedModel, ModelSpec
 from explorer.methods import Adapter, Method, methods, n_parameters
 
 FORMAT = "prefix-explorer adapter 1"
@@ -34,6 +35,7 @@ class Card:
     """What an adapter's file says about it.
 
     method: its name    config: its knobs    n_parameters: trained numbers
+    span: position at which a text continues under it
     model, revision, quantization, precision, source, sizes: of the model it was trained on
     training: steps, seed, data and its hash, losses, … whatever its maker wrote down
     versions: of the packages that made it
@@ -48,6 +50,7 @@ class Card:
     source: str
     sizes: Mapping[str, int]
     n_parameters: int
+    span: int = 0
     training: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
 
@@ -60,13 +63,14 @@ def describe(
     return Card(
         method=method.name,
         config=dataclasses.asdict(adapter.config),
-        model=lm.spec.name,
+        model=_name(lm.spec),
         revision=lm.spec.revision,
         quantization=lm.spec.quantization,
         precision=lm.origin.precision,
         source=lm.origin.source,
         sizes=dataclasses.asdict(lm.geometry),
         n_parameters=n_parameters(adapter),
+        span=adapter.span,
         training=dict(training or {}),
         versions={name: version(name) for name in packages},
     )
@@ -135,6 +139,20 @@ def load(path: str | Path, lm: LoadedModel) -> tuple[Adapter, Card]:
     return adapter, card
 
 
+@dataclass(frozen=True)
+class Saved:
+    """An adapter that lives in a file until it is applied: what a visitor's session keeps."""
+
+    path: str
+    span: int = 0
+
+    @contextmanager
+    def applied(self, lm: LoadedModel) -> Iterator[None]:
+        """Open the file, and answer with its adapter for the length of a `with` block."""
+        with load(self.path, lm)[0].applied(lm):
+            yield
+
+
 def differences(card: Card, lm: LoadedModel) -> tuple[str, ...]:
     """What is not as it was when the adapter was trained, in sentences."""
     said = []
@@ -145,12 +163,18 @@ def differences(card: Card, lm: LoadedModel) -> tuple[str, ...]:
     return tuple(said)
 
 
+def _name(spec: ModelSpec) -> str:
+    """A model's name without the folders of the machine it lies on."""
+    path = Path(spec.name).expanduser()
+    return path.name if path.exists() else spec.name
+
+
 def _check_model(name: str, card: Card, lm: LoadedModel) -> None:
-    same = card.model == lm.spec.name and card.revision == lm.spec.revision
+    same = card.model == _name(lm.spec) and card.revision == lm.spec.revision
     if not same or dict(card.sizes) != dataclasses.asdict(lm.geometry):
         trained = card.model + ("" if card.revision == "main" else f"@{card.revision}")
         raise ExplorerError(
-            f"{name} was trained for {trained}; the loaded model is {lm.spec.name}.",
+            f"{name} was trained for {trained}; the loaded model is {_name(lm.spec)}.",
             f"Load {trained} and open the file again.",
         )
 

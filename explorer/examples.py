@@ -69,7 +69,7 @@ def answer_ids(lm: LoadedModel, answer: str, wording: Wording) -> tuple[int, ...
 
 def example(lm: LoadedModel, row: Row, wording: Wording) -> Example:
     """One row as ids. A plain text is all answer, behind a begin-of-text token if there is one."""
-    answer = answer_ids(lm, row.answer, wording)
+    answer = answer_ids(lm, row.answer, wording) if row.answer else ()
     if not row.text:
         start = lm.tokenizer.bos_token_id
         room = min(wording.limit, lm.geometry.context - 1)

@@ -142,7 +142,7 @@ def spectrum_chart(decays: Mapping[str, np.ndarray], *, run: str) -> go.Figure:
         kept = decay[decay > 1e-12]
         figure.add_scatter(
             x=list(range(1, len(kept) + 1)),
-            y=kept,
+            y=kept.tolist(),
             name=name,
             mode="lines",
             line={"color": COLOURS[index % len(COLOURS)], "width": 2.5},

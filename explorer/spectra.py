@@ -47,6 +47,12 @@ class Spectrum:
         return participation(self.eigenvalues)
 
     @property
+    def axes_used(self) -> float:
+        """Effective rank, mean over the heads that add anything; 0 if none does."""
+        used = self.effective_rank
+        return float(used[used > 0].mean()) if (used > 0).any() else 0.0
+
+    @property
     def decay(self) -> np.ndarray:
         """The pooled eigenvalues over their largest; zeros where b is zero. → (d)"""
         return self.pooled / self.pooled[0] if self.pooled[0] > 0 else self.pooled

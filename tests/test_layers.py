@@ -37,6 +37,7 @@ ORDER = [
     "adapters",
     "jobs",
     "plots",
+    "plots_training",
     "session",
     "bench",
     "ui",
@@ -46,7 +47,7 @@ ALONE = {"jobs": {"errors"}, "plots": {"errors"}, "data": {"errors"}}
 # Libraries that only these layers may know.
 ONLY = {
     "gradio": {"ui"},
-    "plotly": {"plots", "ui"},
+    "plotly": {"plots", "plots_training", "ui"},
     "peft": {"methods"},
     "gguf": {"conversion"},
     "bitsandbytes": {"models", "projections"},

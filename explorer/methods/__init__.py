@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -66,6 +66,7 @@ class Method:
     build: for "train", (lm, config, seed) → an adapter on the model's device, ready to be fitted
     sized: for "train", (lm, config, n) → the config whose parameters come closest to n
     learning_rate: for "train", with which it learns well on small models
+    variants: the forms of it that are worth comparing, as knobs to set, by what charts call them
     """
 
     name: str
@@ -76,6 +77,7 @@ class Method:
     build: Callable[..., Any]
     kind: Literal["train", "solve"] = "train"
     learning_rate: float = 1e-3
+    variants: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     sized: Callable[[LoadedModel, Any, int], Any] | None = None
 
 

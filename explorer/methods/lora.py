@@ -171,4 +171,5 @@ METHOD = Method(
     config=LoraConfig,
     build=build,
     sized=sized,
+    variants={"LoRA": {}},
 )

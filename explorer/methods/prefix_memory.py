@@ -130,4 +130,9 @@ METHOD = Method(
     config=PrefixMemoryConfig,
     build=build,
     learning_rate=3e-4,
+    variants={
+        "PMT, elu": {"feature": "elu"},
+        "PMT, gelu": {"feature": "gelu"},
+        "PMT, small network": {"feature": "mlp"},
+    },
 )

@@ -143,4 +143,10 @@ METHOD = Method(
     config=PrefixTuningConfig,
     build=build,
     sized=sized,
+    learning_rate=1e-2,
+    variants={
+        "Prefix-tuning": {"start": "random", "network": False},
+        "Prefix-tuning from text": {"start": "text", "network": False},
+        "Prefix-tuning, network": {"start": "random", "network": True},
+    },
 )

@@ -145,4 +145,10 @@ METHOD = Method(
     config=ZeroGateConfig,
     build=build,
     sized=sized,
+    learning_rate=1e-2,
+    variants={
+        "Zero-gate, linear": {"prompts": "linear", "gate": "zero gate"},
+        "Zero-gate, non-linear": {"prompts": "non-linear", "gate": "zero gate"},
+        "Random start, no gate": {"prompts": "linear", "gate": "random start, no gate"},
+    },
 )

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from explorer import adapters, models
-from explorer.data import Dataset, Row, Split, read, split
+from explorer.data import Dataset, Split, read, split
 from explorer.errors import ExplorerError
-from explorer.evaluation import Evaluation, evaluate
+from explorer.evaluation import Evaluation, answered, evaluate
 from explorer.examples import Wording, examples, shuffled, worded
 from explorer.jobs import Stop, Stopped, Work
 from explorer.lm import LoadedModel, ModelSpec
@@ -256,11 +256,7 @@ def trying(spec: ModelSpec, path: str, *, prompt: str = "", data: DataChoice | N
         wording = Wording(**card.training.get("wording", {}))
         view = TrialView(card, adapters.differences(card, lm), None)
         if prompt.strip():
-            row = [Row(prompt, "")]
-            told = [
-                evaluate(lm, row, one, wording=wording, generate=True).said[0]
-                for one in (None, adapter)
-            ]
+            told = [answered(lm, [prompt], one, wording=wording)[0] for one in (None, adapter)]
             view = replace(view, answers=(told[0], told[1]))
         if data is not None:
             rows = data.split()

@@ -14,8 +14,9 @@ from explorer.ui.force_tab import force_tab
 from explorer.ui.look_tab import look_tab
 from explorer.ui.model_bar import model_bar
 from explorer.ui.page import Page, line
+from explorer.ui.train_tab import train_tab
 
-TABS = {"Look": look_tab, "Force": force_tab}
+TABS = {"Look": look_tab, "Force": force_tab, "Train": train_tab}
 
 TITLE = """
 <h1>Prefix explorer</h1>
@@ -33,6 +34,7 @@ def build(spec: ModelSpec | None = None, data: Path | None = None) -> gr.Blocks:
             status=gr.HTML(line("idle", "Ready"), render=False, elem_id="status-line"),
             data=data or Path("data"),
             on_space=bool(os.environ.get("SPACE_ID")),
+            demo=demo,
         )
         gr.HTML(TITLE, elem_id="title")
         model_bar(page, demo)

@@ -7,7 +7,7 @@ import functools
 import inspect
 import logging
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import gradio as gr
@@ -64,19 +64,25 @@ def _for_visitors(error: Exception) -> gr.Error:
     return gr.Error(sentence(error), duration=12, print_exception=False)
 
 
-def knobs(config: type) -> list[gr.components.Component]:
+def knob_fields(config: type, without: Collection[str] = ()) -> list[dataclasses.Field]:
+    """The fields of a method's config that are knobs, in order."""
+    fields = (field for field in dataclasses.fields(config) if field.metadata)
+    return [field for field in fields if field.name not in without]
+
+
+def knobs(config: type, without: Collection[str] = ()) -> list[gr.components.Component]:
     """One control per knob of a method's config, in field order.
 
-    A knob with `choices` is a menu; a whole number or a range is a slider; a bool is a box.
+    A knob with `choices` is a menu; a whole number or a range is a slider; a bool is a box; text
+    is a text box.
     """
-    return [_control(field) for field in dataclasses.fields(config) if field.metadata]
+    return [_control(field) for field in knob_fields(config, without)]
 
 
-def configured(config: type, values: Sequence[Any]) -> Any:
-    """The config that the controls of `knobs(config)` describe."""
-    fields = [field for field in dataclasses.fields(config) if field.metadata]
-    chosen = zip(fields, values, strict=True)
-    return config(**{field.name: _as_declared(field, value) for field, value in chosen})
+def configured(config: type, values: Sequence[Any], **fixed: Any) -> Any:
+    """The config that the controls of `knobs(config, without=fixed)` describe."""
+    chosen = zip(knob_fields(config, fixed), values, strict=True)
+    return config(**{field.name: _as_declared(field, value) for field, value in chosen}, **fixed)
 
 
 def _as_declared(field: dataclasses.Field, value: Any) -> Any:
@@ -90,6 +96,8 @@ def _control(field: dataclasses.Field) -> gr.components.Component:
         return gr.Dropdown(list(knob["choices"]), value=field.default, **text)
     if isinstance(field.default, bool):
         return gr.Checkbox(field.default, **text)
+    if isinstance(field.default, str):
+        return gr.Textbox(field.default, lines=2, **text)
     whole = isinstance(field.default, int)
     low, high = knob["low"], knob["high"]
     if low > 0 and high / low >= 1000:  # a slider cannot be set over such a range

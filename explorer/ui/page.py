@@ -53,6 +53,7 @@ class Page:
 
     status: the status line, first output of every event that follows a job
     data: folder for what runs leave behind    on_space: whether strangers use this machine
+    demo: the page itself, for what happens when it opens
     """
 
     worker: Worker
@@ -60,6 +61,7 @@ class Page:
     status: gr.HTML
     data: Path
     on_space: bool
+    demo: gr.Blocks
 
     def session(self, request: gr.Request) -> Session:
         """The visitor who asks."""
