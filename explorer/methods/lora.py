@@ -18,9 +18,6 @@ from typing import Literal, get_args
 from weakref import WeakKeyDictionary
 
 import torch
-from peft import LoraConfig as PeftLoraConfig
-from peft import inject_adapter_in_model
-from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
 from torch import nn
 
 from explorer.lm import LoadedModel
@@ -124,6 +121,8 @@ def _targets(lm: LoadedModel, where: Targets) -> dict[str, nn.Module]:
     if where == "attention":
         return linear
     family = lm.model.config.get_text_config().model_type
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+
     kinds = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(family, ())
     chosen = {name: m for name, m in linear.items() if name.rpartition(".")[2] in kinds}
     return chosen or linear
@@ -131,6 +130,10 @@ def _targets(lm: LoadedModel, where: Targets) -> dict[str, nn.Module]:
 
 def _wrap(lm: LoadedModel, config: LoraConfig, seed: int) -> dict[str, nn.Module]:
     """peft's layers around the model's, by path; the model itself is not touched."""
+    # peft brings bitsandbytes with it, seconds of import that a page can do without at its start.
+    from peft import LoraConfig as PeftLoraConfig
+    from peft import inject_adapter_in_model
+
     linear = _targets(lm, config.targets)
     holder = nn.ModuleDict({name.replace(".", "/"): module for name, module in linear.items()})
     for mark in ("is_loaded_in_8bit", "is_loaded_in_4bit"):
