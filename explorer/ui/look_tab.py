@@ -199,12 +199,13 @@ def look_tab(page: Page) -> None:
             [prompt, *outputs],
             **{**STREAM, "api_visibility": "private"},
         )
+    redraw = {**PRIVATE, "queue": False}  # quick, and needs no place in a queue
     changes = [one.input for one in (group, layer, head, scale, stretch)]
-    gr.on(changes, on_choice, view_of, redrawn, **PRIVATE)
-    cells.plot_click(on_cell, view_of, [layer, head, *redrawn], **PRIVATE)
-    tokens.pick(on_token, view_of, [at, *redrawn], **PRIVATE)
-    along.plot_click(on_curve, view_of, [at, *redrawn], **PRIVATE)
-    held.focus(on_held, None, held, **PRIVATE)
+    gr.on(changes, on_choice, view_of, redrawn, **redraw)
+    cells.plot_click(on_cell, view_of, [layer, head, *redrawn], **redraw)
+    tokens.pick(on_token, view_of, [at, *redrawn], **redraw)
+    along.plot_click(on_curve, view_of, [at, *redrawn], **redraw)
+    held.focus(on_held, None, held, **redraw)
 
 
 def _example(page: Page, steps, text: str):
