@@ -28,11 +28,17 @@ Watch = Callable[[int, Tensor], None]
 
 @dataclass(frozen=True)
 class Slots:
-    """The prefix of one layer. key, value: (g, p, d)    bias: (g, p) or None for zero"""
+    """The prefix of one layer.
+
+    key, value: (g, p, d)    bias: (g, p) or None for zero
+    capped: where the model caps its attention logits, do so here as in a cache; a solver's slots,
+            which owe their sharpness to large logits, are not capped
+    """
 
     key: Tensor
     value: Tensor
     bias: Tensor | None = None
+    capped: bool = True
 
     def __post_init__(self):
         if self.key.ndim != 3 or self.key.shape[:2] != self.value.shape[:2]:
@@ -46,7 +52,7 @@ class Slots:
 
     def to(self, device: torch.device) -> Slots:
         bias = None if self.bias is None else self.bias.to(device)
-        return Slots(self.key.to(device), self.value.to(device), bias)
+        return replace(self, key=self.key.to(device), value=self.value.to(device), bias=bias)
 
 
 def attend(call: AttentionCall, slots: Slots) -> tuple[Tensor, Tensor]:
@@ -55,10 +61,10 @@ def attend(call: AttentionCall, slots: Slots) -> tuple[Tensor, Tensor]:
     → output (b, h, q, d) and log-sum-exp (b, h, q), both float32
     """
     batch, heads, n_queries, head_dim = call.query.shape
-    n_kv, n_slots = slots.key.shape[:2]
+    n_kv = slots.key.shape[0]
     query = call.query.float().reshape(batch, n_kv, -1, head_dim) * call.scaling  # (b, g, Gq, d)
     logits = query @ slots.key.float().mT  # (b, g, Gq, p)
-    if call.softcap is not None:
+    if call.softcap is not None and slots.capped:
         logits = call.softcap * torch.tanh(logits / call.softcap)
     if slots.bias is not None:
         logits = logits + slots.bias.float()[:, None]
@@ -152,6 +158,10 @@ class Prefix:
         """
         if any(slots.bias is not None and slots.bias.any() for slots in self.layers):
             raise ValueError("a stock cache cannot hold log-weights; use Prefix.applied")
+        if not all(slots.capped for slots in self.layers) and getattr(
+            lm.model.config.get_text_config(), "attn_logit_softcapping", None
+        ):
+            raise ValueError("a stock cache caps the logits of these slots; use Prefix.applied")
         cache = DynamicCache()
         for layer, slots in enumerate(self.layers):
             key, value = (

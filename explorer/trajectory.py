@@ -37,7 +37,7 @@ class Trajectory:
     asking: (r,) id of the token whose query asks    step: (r,) index of the target it decides
     position: (r,) where the asking token stands; the first step's is the prompt's last
     query, output: per layer (r, h, d), float32, CPU    loudness: per layer (r, h), LSE of the text
-    key_norm: per layer, the largest norm of any key of the text
+    key_norm: per layer, the largest norm of any key of the text    scaling: per layer, of q·k
     gap: (r,) logit of the target minus the best other, with these outputs
     repairs: gradient steps taken    repaired_layers: how many layers they changed
     seconds: for all of it
@@ -51,6 +51,7 @@ class Trajectory:
     output: tuple[Tensor, ...]
     loudness: tuple[Tensor, ...]
     key_norm: tuple[float, ...]
+    scaling: tuple[float, ...]
     gap: Tensor
     repairs: int = 0
     repaired_layers: int = 0
@@ -92,6 +93,7 @@ def record(lm: LoadedModel, ids: Tensor, target: Sequence[int], start: int = 0) 
         output=tuple(kept.output),
         loudness=tuple(kept.loudness),
         key_norm=tuple(kept.key_norm),
+        scaling=tuple(kept.scaling),
         gap=lead(logits, torch.tensor(target)).cpu(),
         seconds=time.perf_counter() - began,
     )
@@ -106,6 +108,7 @@ class _Kept:
         self.output: list[Tensor] = []
         self.loudness: list[Tensor] = []
         self.key_norm: list[float] = []
+        self.scaling: list[float] = []
 
     def __call__(self, call: AttentionCall) -> Output:
         output, weights = call.run()
@@ -119,6 +122,7 @@ class _Kept:
         self.query.append(call.query[0, :, self.rows].transpose(0, 1).float().cpu())
         self.output.append(output[0, self.rows].float().cpu())
         self.loudness.append(log_sum_exp(rows)[0].mT.cpu())
+        self.scaling.append(call.scaling)
         self.key_norm.append(float(key.float().norm(dim=-1).max()))
         return output, weights
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -65,7 +65,7 @@ class Solved:
     """A prefix with the evidence of its solve.
 
     first_position: where the last token of a prompt must stand; other lengths rotate the keys
-    condition: largest condition number of any S (of those not the identity to rounding: those are 1)
+    condition: largest condition number of any S; 1 where it is the identity to rounding
     residual: largest error of S·V against O, relative to the largest entry of O
     scale: smallest and largest c of any head (kernel, whitened), 0 for aligned
     seconds: of the solve alone
@@ -87,8 +87,7 @@ class Solved:
 def moved(prefix: Prefix, turn: Rotation) -> Prefix:
     """The same slots at other positions."""
     layers = (
-        Slots(turn(layer, slots.key), slots.value, slots.bias)
-        for layer, slots in enumerate(prefix.layers)
+        replace(slots, key=turn(layer, slots.key)) for layer, slots in enumerate(prefix.layers)
     )
     return Prefix(tuple(layers), prefix.span)
 
@@ -97,11 +96,11 @@ def solve(lm: LoadedModel, found: Trajectory, how: Matching | None = None) -> So
     """The prefix that answers every row of a trajectory."""
     how = how or Matching()
     began = time.perf_counter()
-    n_kv, scalings = lm.geometry.n_kv_heads, scaling_of(lm)
+    n_kv = lm.geometry.n_kv_heads
     best = best_keys(lm, found) if how.keys == "aligned" else None
     layers, conditions, residuals, scales = [], [], [], []
-    for layer, scaling in enumerate(scalings):
-        rows, heads, head_dim = found.query[layer].shape
+    for layer, scaling in enumerate(found.scaling):
+        rows, _, head_dim = found.query[layer].shape
         # Rows of a key/value head: all its query heads at step 1, then at step 2, …
         query, output = (
             tensor[layer].view(rows, n_kv, -1, head_dim).transpose(0, 1).flatten(1, 2).double()
@@ -121,7 +120,7 @@ def solve(lm: LoadedModel, found: Trajectory, how: Matching | None = None) -> So
         # What the seam will compute with is float32: S is taken from the rounded keys.
         key, bias = key.float(), bias.float()
         value, condition, residual = values(query, key.double(), bias.double(), scaling, output)
-        layers.append(Slots(key, value.float(), bias if bias.any() else None))
+        layers.append(Slots(key, value.float(), bias if bias.any() else None, capped=False))
         conditions.append(condition)
         residuals.append(residual)
         scales += c.tolist()
@@ -233,16 +232,6 @@ def _solved(weights: Tensor, output: Tensor) -> Tensor:
     return torch.linalg.lstsq(weights, output, driver="gelsd").solution
 
 
-def scaling_of(lm: LoadedModel) -> list[float]:
-    """The factor of q·k in every layer."""
-    found = {
-        m.layer_idx: m.scaling
-        for m in lm.model.modules()
-        if hasattr(m, "layer_idx") and isinstance(getattr(m, "scaling", None), float)
-    }
-    return [found[layer] for layer in range(lm.geometry.n_layers)]
-
-
 def best_keys(lm: LoadedModel, found: Trajectory) -> list[Tensor] | None:
     """For models with QK-norm, the key that scores highest for each query; else None.
 
@@ -258,8 +247,8 @@ def best_keys(lm: LoadedModel, found: Trajectory) -> list[Tensor] | None:
         if hasattr(m, "layer_idx") and hasattr(m, "k_norm")
     }
     head_dim = lm.geometry.head_dim
-    if len(norms) < lm.geometry.n_layers:
-        return None
+    if len(norms) < lm.geometry.n_layers or norms[0].weight.numel() != head_dim:
+        return None  # no norm, or one over all heads together, which bounds no single key
     keys = []
     positions = sorted(set(found.position))
     there, back = (rotations(lm, [sign * p for p in positions]) for sign in (1, -1))

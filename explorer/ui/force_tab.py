@@ -29,9 +29,10 @@ model decodes freely with it, and only if every token comes out right does the p
 """
 NOTE = """
 <p class="hint">For each deciding step t, the prefix answers the query qₜ of every head with the
-output oₜ that leads to the wanted token: S·V = O with S the softmax over the slots. Paper: “Prefix-Tuning
-for Arbitrary Output Sequences on Pretrained Transformers”, arXiv 2610.24123 (its keys: <i>aligned</i>).
-Ours: <i>kernel</i> and <i>whitened</i> keys, any target text, any last token, any prompt length.</p>
+output oₜ that leads to the wanted token: S·V = O with S the softmax over the slots. Paper:
+“Prefix-Tuning for Arbitrary Output Sequences on Pretrained Transformers”, arXiv 2610.24123 (its
+keys: <i>aligned</i>). Ours: <i>kernel</i> and <i>whitened</i> keys, any target text, any last
+token, any prompt length.</p>
 """
 KEYS = {
     "kernel": "kernel: each query finds its own slot, any length (default)",

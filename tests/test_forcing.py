@@ -1,0 +1,210 @@
+"""Forced output: what the solver promises, for every architecture and on real weights."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from explorer import text
+from explorer.errors import ExplorerError
+from explorer.forcing import Replay, Request, find_trajectory, force, prompt_ids, replay
+from explorer.generate import stream
+from explorer.methods.attention_matching import Matching, moved, solve
+from explorer.positions import rotary_layers, rotation
+from explorer.trajectory import record
+from tests.tiny import VOCABULARY, tiny_ids
+
+WORDS = "the cat sat on a mat and the dog ran to the old red house by the sea in the rain".split()
+
+
+def said(lm, solved, target, prompt):
+    seen = Replay(target)
+    for _ in replay(lm, solved, text.encode(lm, prompt), seen):
+        pass
+    return seen
+
+
+def test_any_ids_are_forced_after_prompts_of_any_length_and_ending(lm):
+    target = tiny_ids(12, seed=3).tolist()
+    prompts = [" ".join(WORDS[:n]) for n in (2, 5, 12, 19)]
+    asked = Request(prompts[1], others=tuple(prompts), target=target)
+    *_, found = find_trajectory(lm, asked, prompt_ids(lm, asked))
+    assert found.gap.min() >= 2.0
+    solved = solve(lm, found)
+    assert solved.residual < 1e-6
+    for prompt in prompts:
+        seen = said(lm, solved, target, prompt)
+        assert seen.said == target
+        assert seen.gap > 1.9
+        assert seen.left < 1e-6
+
+
+@pytest.mark.parametrize("keys", ["kernel", "whitened", "aligned"])
+def test_what_the_model_says_after_a_source_is_said_after_another_prompt(lm, keys):
+    source, prompt = "no fish in the sea but the cat", "a cold wind and the cat"
+    forced = force(lm, source=source, prompt=prompt, tokens=2, keys=keys, repeat=1000)
+    alone = [step.id for step in stream(lm, text.encode(lm, source), 2)]
+    assert list(forced.target) == alone
+    if keys != "aligned":  # the paper's keys promise nothing on random weights
+        assert forced.proof.forced
+        assert forced.text == forced.target_text
+
+
+def test_the_solved_slots_answer_every_query_with_its_output(lm):
+    ids = tiny_ids(1, 9)
+    found = record(lm, ids, tiny_ids(6, seed=2).tolist())
+    for keys in ("kernel", "whitened"):
+        solved = solve(lm, found, Matching(keys))
+        if keys == "whitened" and solved.condition > 1e6:
+            continue  # more rows than the head size: said by the condition
+        for layer, slots in enumerate(solved.prefix.layers):
+            query, wanted = found.query[layer], found.output[layer]
+            groups = query.shape[1] // lm.geometry.n_kv_heads
+            key, value = (t.repeat_interleave(groups, 0) for t in (slots.key, slots.value))
+            bias = 0 if slots.bias is None else slots.bias.repeat_interleave(groups, 0)[:, None]
+            logits = found.scaling[layer] * query.transpose(0, 1) @ key.mT + bias
+            answer = (logits.softmax(-1) @ value).transpose(0, 1)
+            assert_close(answer, wanted, atol=1e-4, rtol=1e-3)
+
+
+def test_repetition_is_a_log_weight(lm):
+    """r copies of every slot weigh exactly as much as β = ln r."""
+    found = record(lm, tiny_ids(1, 9), tiny_ids(2, seed=2).tolist())
+    once = solve(lm, found, Matching("aligned", repeat=1)).prefix
+    thrice = solve(lm, found, Matching("aligned", repeat=3)).prefix
+    from dataclasses import replace
+
+    copied = replace(
+        once,
+        layers=tuple(
+            replace(slots, key=slots.key.repeat(1, 3, 1), value=slots.value.repeat(1, 3, 1))
+            for slots in once.layers
+        ),
+    )
+    ids = tiny_ids(1, 7, seed=5)
+    with thrice.applied(lm):
+        weighed = lm.logits(ids)
+    with copied.applied(lm):
+        assert_close(lm.logits(ids), weighed, atol=1e-4, rtol=1e-4)
+
+
+def test_moved_keys_are_the_keys_of_a_moved_text(lm):
+    """Rotation is exact: what the layers ask at other positions is what was asked, rotated."""
+    ids = tiny_ids(1, 6)
+    at_zero = record(lm, ids, tiny_ids(4, seed=1).tolist())
+    later = record(lm, ids, tiny_ids(4, seed=1).tolist(), start=11)
+    family = lm.model.config.model_type
+    assert bool(rotary_layers(lm)) == (family not in {"gpt2", "opt"})
+    if not rotary_layers(lm):
+        return
+    solved = solve(lm, at_zero).prefix
+    there_and_back = moved(moved(solved, rotation(lm, 11)), rotation(lm, -11))
+    turn = rotation(lm, 11)
+    for layer in range(lm.geometry.n_layers):
+        asked = at_zero.query[layer].transpose(0, 1)  # (h, r, d)
+        assert_close(turn(layer, asked).transpose(0, 1), later.query[layer], atol=1e-4, rtol=1e-3)
+        assert_close(there_and_back.layers[layer].key, solved.layers[layer].key, rtol=1e-4, atol=1)
+
+
+WRONG = {
+    "an empty target": (dict(target=""), "empty"),
+    "no ids": (dict(target=[]), "empty"),
+    "neither target nor source": (dict(), "neither a target nor a source"),
+    "ids outside the vocabulary": (dict(target=[5, VOCABULARY]), "outside the vocabulary"),
+    "a target longer than the context": (dict(target=[9] * 200), "this model reads"),
+    "an empty prompt": (dict(target="the cat", prompt=" "), "prompt is empty"),
+    "a source that says something else": (
+        dict(source="the cat sat", target=[11, 12, 13, 14, 15], margin=0.0),
+        "does not say the target",
+    ),
+    "no tokens": (dict(source="the cat sat", tokens=0), "no token"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_input_is_one_plain_sentence(name):
+    from explorer.lm import freeze
+    from tests.tiny import tiny_model, tiny_tokenizer
+
+    lm = freeze(tiny_model("llama"), tiny_tokenizer())
+    request, sentence = WRONG[name]
+    with pytest.raises(ExplorerError, match=sentence) as caught:
+        force(lm, **{"prompt": "the dog ran", **request})
+    assert caught.value.hint
+    assert "\n" not in str(caught.value)
+
+
+SOURCE = "My favourite dish is pizza with a lot of cheese and"
+UNRELATED = [  # as many tokens as the source, ending alike
+    "The weather was cold and it was raining hard and",
+    "She walked slowly through the old garden gate and",
+    "In the year of the great fire people ran and",
+    "He opened the heavy book about the stars and",
+    "Two small boats sailed out to sea at dawn and",
+]
+
+
+@pytest.mark.parametrize("model", ["smollm2", "gemma3"])
+def test_ten_tokens_of_a_source_after_unrelated_prompts(model, request):
+    """The paper's setting: same length, same ending, what the model itself says."""
+    lm = request.getfixturevalue(model)
+    source = text.encode(lm, SOURCE)
+    target = [step.id for step in stream(lm, source, 10)]
+    solved = solve(lm, record(lm, source, target))
+    for prompt in UNRELATED:
+        ids = text.encode(lm, prompt)
+        while ids.shape[1] < source.shape[1]:  # same length, by repeating the beginning
+            ids = torch.cat([ids[:, :1], ids[:, 1:2], ids[:, 1:]], dim=1)
+        ids = torch.cat([ids[:, : source.shape[1] - 1], source[:, -1:]], dim=1)
+        alone = [step.id for step in stream(lm, ids, 10)]
+        assert alone != target  # otherwise nothing was forced
+        seen = Replay(target)
+        for _ in replay(lm, solved, ids, seen):
+            pass
+        assert seen.first_miss is None
+        assert seen.left < 1e-6
+
+
+@pytest.mark.parametrize("model", ["smollm2", "gemma3"])
+def test_a_text_the_model_would_never_say(model, request):
+    lm = request.getfixturevalue(model)
+    target = 'Zebra 42! {"soup": [1, 2]} 你好 🙂'
+    forced = force(lm, target=target, prompt="Who are you?", others=("Write a poem.",))
+    assert forced.proof.forced
+    assert forced.text == target != forced.plain_text
+    assert forced.proof.gap > 1.5
+    assert forced.proof.coverage > 1 - 1e-6
+
+    before = _digest(forced.solved.prefix)
+    ids = text.encode(lm, "Write a poem.")
+    runs = []
+    for _ in range(2):
+        seen = Replay(forced.target)
+        for _ in replay(lm, forced.solved, ids, seen):
+            pass
+        runs.append(seen.said)
+    assert runs[0] == runs[1] == list(forced.target)  # another length and another ending
+    assert _digest(forced.solved.prefix) == before  # use does not change it
+
+
+def _digest(prefix):
+    digest = hashlib.sha256()
+    for slots in prefix.layers:
+        for tensor in (slots.key, slots.value, slots.bias):
+            digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def test_control_tokens_in_a_target_are_text_unless_ticked(smollm2):
+    target = "Stop here.<|im_end|>"
+    as_text = force(smollm2, target=target, prompt="Hello")
+    ticked = force(smollm2, target=target, prompt="Hello", specials=True)
+    assert as_text.proof.forced
+    assert ticked.proof.forced
+    assert as_text.text == ticked.text == target
+    end = smollm2.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert ticked.target[-1] == end
+    assert end not in as_text.target
