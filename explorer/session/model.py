@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from explorer import models
 from explorer.jobs import Stop, Work
-from explorer.lm import Geometry, ModelSpec, Origin
+from explorer.lm import Geometry, LoadedModel, ModelSpec, Origin
 
 
 @dataclass(frozen=True)
@@ -29,13 +29,23 @@ def loading(spec: ModelSpec) -> Work:
     def work(stop: Stop) -> Iterator[ModelView]:
         began, before = time.monotonic(), models.current()
         lm = models.load(spec, stop.note)
-        yield ModelView(
-            spec=spec,
-            origin=lm.origin,
-            geometry=lm.geometry,
-            device=str(lm.device),
-            chat=bool(getattr(lm.tokenizer, "chat_template", None)),
-            seconds=0.0 if lm is before else time.monotonic() - began,
-        )
+        yield _view(lm, 0.0 if lm is before else time.monotonic() - began)
 
     return work
+
+
+def loaded(spec: ModelSpec) -> ModelView | None:
+    """The view of a model that is loaded already; nobody has to wait for it."""
+    lm = models.current()
+    return _view(lm, 0.0) if lm is not None and lm.spec == spec else None
+
+
+def _view(lm: LoadedModel, seconds: float) -> ModelView:
+    return ModelView(
+        spec=lm.spec,
+        origin=lm.origin,
+        geometry=lm.geometry,
+        device=str(lm.device),
+        chat=bool(getattr(lm.tokenizer, "chat_template", None)),
+        seconds=seconds,
+    )

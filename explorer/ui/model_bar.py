@@ -11,9 +11,9 @@ import gradio as gr
 from explorer import models
 from explorer.errors import ExplorerError
 from explorer.lm import Dtype, ModelSpec, Quantization
-from explorer.session.model import ModelView, loading
+from explorer.session.model import ModelView, loaded, loading
 from explorer.ui.controls import shown
-from explorer.ui.page import PRIVATE, STREAM, Page
+from explorer.ui.page import PRIVATE, STREAM, Page, line
 
 DEVICES = ["auto", "cpu", "cuda", "mps"]
 
@@ -82,6 +82,11 @@ def model_bar(page: Page, demo: gr.Blocks) -> None:
     @shown
     def on_open(request: gr.Request):
         session = page.session(request)
+        here = loaded(session.spec)
+        if here is not None:
+            page.sessions.keep(session.id, here)
+            yield line("done", "Ready"), _answered(here)
+            return
         job = page.start(session, loading(session.spec), "Loading the model")
         for status, view in page.follow(job):
             yield status, gr.skip() if view is None else _answered(view)
