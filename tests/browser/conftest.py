@@ -38,7 +38,7 @@ def visit(browser, url):
     faults, contexts = [], []
 
     def watch(request):
-        if not request.url.startswith((url, "data:", "blob:")):
+        if not request.url.startswith(("http://127.0.0.1:", "data:", "blob:")):
             faults.append(f"left the host: {request.url}")
 
     def visit(width: int = 1280, theme: str = "light", address: str = url):
