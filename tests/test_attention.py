@@ -167,6 +167,8 @@ def test_another_model_never_sees_a_patch(first, second):
     plain = other.logits(ids)
     with patched(one, silenced):
         assert torch.equal(other.logits(ids), plain)
+        with patched(other, unchanged):
+            assert torch.equal(other.logits(ids), plain)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
