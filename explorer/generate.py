@@ -71,6 +71,24 @@ def stream(
             return
 
 
+@torch.no_grad()
+def greedy(
+    lm: LoadedModel, ids: Tensor, n_new: int, *, applied: Applied = nullcontext, start: int = 0
+) -> Tensor:
+    """The `n_new` likeliest tokens one after the other, for several prompts of equal length.
+
+    ids: (b, q) → (b, n_new), CPU
+    """
+    cache, position, new = lm.new_cache(), start, []
+    with applied():
+        for _ in range(n_new):
+            logits = lm.logits(ids, cache=cache, start=position, last=1)[:, -1]
+            position += ids.shape[1]
+            ids = logits.argmax(-1, keepdim=True)
+            new.append(ids.cpu())
+    return torch.cat(new, dim=1)
+
+
 def choose(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> Step:
     """The next token out of its logits. logits: (v), float32, CPU"""
     if not torch.isfinite(logits).any() or torch.isnan(logits).any():
