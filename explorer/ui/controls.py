@@ -91,7 +91,7 @@ def _as_declared(field: dataclasses.Field, value: Any) -> Any:
 
 def _control(field: dataclasses.Field) -> gr.components.Component:
     knob = field.metadata
-    text = {"label": knob["label"], "info": knob.get("help") or None}
+    text = {"label": knob["label"], "info": knob.get("help") or None, "min_width": 200}
     if knob.get("choices"):
         return gr.Dropdown(list(knob["choices"]), value=field.default, **text)
     if isinstance(field.default, bool):

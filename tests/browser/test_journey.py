@@ -44,6 +44,11 @@ def test_load_look_force_and_train(visit, address):
     expect(page.locator("#look-tokens")).to_contain_text("towel", timeout=PATIENT)
 
     page.get_by_role("tab", name="Train").click()
+    page.locator("#train-go").click()
+    expect(status.locator(".running")).to_be_visible()
+    page.locator("#stop").click()
+    expect(status.locator(".stopped")).to_contain_text("stopped", timeout=PATIENT)
+
     page.get_by_label("number input for Steps").fill("3")
     page.get_by_role("button", name="How it learns").click()
     page.get_by_label("number input for Rows to test on").fill("4")
@@ -53,3 +58,8 @@ def test_load_look_force_and_train(visit, address):
     assert box["width"] > 600
     expect(status.locator(".done")).to_contain_text(re.compile("Train", re.I), timeout=PATIENT)
     expect(page.locator("#train-files")).to_contain_text(".safetensors")
+
+    page.set_viewport_size({"width": 390, "height": 844})
+    for tab in ("Look", "Force", "Train"):
+        page.get_by_role("tab", name=tab).click()
+        page.wait_for_function("document.documentElement.scrollWidth <= 390")
