@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from explorer.shares import measure
 from explorer.prefix import Prefix, Slots, silent
+from explorer.shares import measure
 from tests.test_attention import LONG, TEXTS
 from tests.tiny import SLIDING, WINDOW, tiny_ids
 

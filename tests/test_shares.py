@@ -7,8 +7,8 @@ import torch
 from torch.testing import assert_close
 
 from explorer.attention import patched
-from explorer.shares import mass, measure
 from explorer.prefix import Prefix
+from explorer.shares import mass, measure
 from tests.test_attention import LONG, padded
 from tests.tiny import WINDOW, tiny_ids
 
