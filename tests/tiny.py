@@ -67,11 +67,11 @@ ARCHITECTURES = list(SIZES)
 SLIDING = [name for name, sizes in SIZES.items() if "sliding_window" in sizes]
 
 
-def tiny_model(architecture: str, seed: int = 0) -> PreTrainedModel:
-    """A random model; equal seeds give equal weights."""
+def tiny_model(architecture: str, seed: int = 0, **sizes) -> PreTrainedModel:
+    """A random model; equal seeds give equal weights. sizes: other than those above"""
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(architecture, **_COMMON, **SIZES[architecture])
+        AutoConfig.for_model(architecture, **(_COMMON | SIZES[architecture] | sizes))
     )
 
 
@@ -100,8 +100,8 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def tiny_checkpoint(path: Path, architecture: str = "llama") -> str:
+def tiny_checkpoint(path: Path, architecture: str = "llama", **sizes) -> str:
     """A model and its tokenizer on disk, for everything that goes through `load`."""
     tiny_tokenizer().save_pretrained(path)
-    tiny_model(architecture).save_pretrained(path)
+    tiny_model(architecture, **sizes).save_pretrained(path)
     return str(path)
