@@ -9,11 +9,13 @@ import torch
 from torch.testing import assert_close
 
 from explorer import text
+from explorer.detection import signs
 from explorer.errors import ExplorerError
 from explorer.forcing import Replay, Request, find_trajectory, force, prompt_ids, replay
 from explorer.generate import stream
 from explorer.methods.attention_matching import Matching, moved, solve
 from explorer.positions import rotary_layers, rotation
+from explorer.prefix import Prefix
 from explorer.trajectory import record
 from tests.tiny import VOCABULARY, tiny_ids
 
@@ -196,6 +198,18 @@ def _digest(prefix):
         for tensor in (slots.key, slots.value, slots.bias):
             digest.update(tensor.numpy().tobytes())
     return digest.hexdigest()
+
+
+@pytest.mark.parametrize("model", ["smollm2", "gemma3"])
+def test_a_forcing_prefix_gives_itself_away_and_an_ordinary_one_does_not(model, request):
+    lm = request.getfixturevalue(model)
+    forced = force(lm, target=" The answer is 42.", prompt="Who are you?")
+    told = signs(lm, forced.solved)
+    assert told.forcing
+    assert told.loudness > 3
+    ordinary = Prefix.of_text(lm, text.encode(lm, "You are a friendly pirate. Ahoy!"))
+    assert not signs(lm, ordinary).forcing
+    assert signs(lm, ordinary).loudness < 2
 
 
 def test_control_tokens_in_a_target_are_text_unless_ticked(smollm2):

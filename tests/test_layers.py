@@ -29,6 +29,7 @@ ORDER = [
     "trajectory",
     "methods",
     "forcing",
+    "detection",
     "data",
     "examples",
     "training",

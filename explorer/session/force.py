@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from explorer import models, text
+from explorer.detection import Signs, signs
 from explorer.forcing import ForcedPrefix, Replay, Request, Stage, prompt_ids, pursue, replay
 from explorer.jobs import Stop, Work
 from explorer.lm import LoadedModel, ModelSpec
@@ -65,6 +66,17 @@ def trying(view: ForceView, prompts: list[str]) -> Work:
                 else:
                     trials = (*trials, trial)
             yield trials
+
+    return work
+
+
+def examining(view: ForceView) -> Work:
+    """→ a job that yields the Signs by which the prefix gives itself away"""
+
+    def work(stop: Stop) -> Iterator[Signs]:
+        lm = models.load(view.spec, stop.note)
+        stop.note("asking ordinary prompts with and without it")
+        yield signs(lm, view.forced.solved)
 
     return work
 

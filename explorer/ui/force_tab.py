@@ -11,10 +11,10 @@ from explorer.errors import ExplorerError
 from explorer.forcing import Request, Stage
 from explorer.methods.attention_matching import Keys
 from explorer.session import Held
-from explorer.session.force import ForceView, forcing, trying
+from explorer.session.force import ForceView, examining, forcing, trying
 from explorer.ui.controls import shown
 from explorer.ui.page import STREAM
-from explorer.ui.proof_card import EMPTY, card, said, trials_table
+from explorer.ui.proof_card import EMPTY, card, said, signs_card, trials_table
 
 if TYPE_CHECKING:
     from explorer.ui.page import Page
@@ -135,6 +135,14 @@ def force_tab(page: Page) -> None:
         )
         try_all = gr.Button("Try them all", scale=0, min_width=140)
         table = gr.HTML(trials_table(()), elem_id="force-trials")
+    with gr.Accordion("How such a prefix gives itself away", open=False):
+        gr.HTML(
+            "<p class='hint'>Whoever can write into a model's key/value cache holds its output. "
+            "Whoever runs the model can tell, without knowing the text: measured on four ordinary "
+            "prompts that end alike.</p>"
+        )
+        examine = gr.Button("Examine the prefix", scale=0, min_width=140)
+        traces = gr.HTML(signs_card(None), elem_id="force-signs")
     with gr.Accordion("Numbers of the proof", open=False):
         numbers = gr.JSON(label="As Python and the command line give them")
     gr.HTML(NOTE)
@@ -220,6 +228,19 @@ def force_tab(page: Page) -> None:
             yield status, gr.skip() if trials is None else trials_table(trials)
 
     try_all.click(on_try, [others], [page.status, table], api_name="force_try", **STREAM)
+
+    @shown
+    def on_examine(request: gr.Request):
+        """Measure the traces of the solved prefix."""
+        session = page.session(request)
+        view = session.last(ForceView)
+        if view is None:
+            raise ExplorerError("There is no solved prefix yet.", "Press Force first.")
+        job = page.start(session, examining(view), "Examining")
+        for status, found in page.follow(job):
+            yield status, gr.skip() if found is None else signs_card(found)
+
+    examine.click(on_examine, None, [page.status, traces], api_name="force_examine", **STREAM)
 
 
 def _lines(text: str | None) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections.abc import Sequence
 
+from explorer.detection import Signs
 from explorer.forcing import ForcedPrefix
 from explorer.session.force import Trial
 
@@ -106,6 +107,42 @@ def _numbers(forced: ForcedPrefix) -> list[tuple[str, str, bool, str]]:
 
 def _size(n_bytes: int) -> str:
     return f"{n_bytes / 1e6:.1f} MB" if n_bytes >= 1e5 else f"{n_bytes / 1e3:.1f} kB"
+
+
+def signs_card(signs: Signs | None) -> str:
+    """By what such a prefix can be told, without knowing what it was made for."""
+    if signs is None:
+        return "<div class='empty'>Its traces appear here once there is a solved prefix.</div>"
+    verdict = (
+        "<p class='verdict bad'>This prefix leaves the prompt no say.</p>"
+        if signs.forcing
+        else "<p class='verdict good'>Under this prefix the prompt still has a say.</p>"
+    )
+    rows = [
+        (
+            "Share on the prefix",
+            f"{100 * signs.covered:.2f} %",
+            "in the head that gives it least; a prefix read from a text leaves some heads over 90 % "
+            "to the prompt",
+        ),
+        (
+            "Loudest key",
+            f"{signs.loudness:.1f} ×",
+            "its norm against the loudest key of ordinary text; about 1 for a prefix read from text",
+        ),
+        (
+            "Effect of the prompt",
+            f"{signs.prompt_effect:.1e}",
+            "how far the next token's probabilities move when everything but the last token of the "
+            f"prompt changes (total variation, 0 to 1); without the prefix "
+            f"{signs.prompt_effect_without:.2f}",
+        ),
+    ]
+    body = "".join(
+        f"<tr><th>{name}</th><td>{value}</td><td class='hint'>{meaning}</td></tr>"
+        for name, value, meaning in rows
+    )
+    return f"<div class='proof'>{verdict}<table>{body}</table></div>"
 
 
 def trials_table(trials: Sequence[Trial]) -> str:
