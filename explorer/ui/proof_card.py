@@ -122,13 +122,13 @@ def signs_card(signs: Signs | None) -> str:
         (
             "Share on the prefix",
             f"{100 * signs.covered:.2f} %",
-            "in the head that gives it least; a prefix read from a text leaves some heads over 90 % "
+            "in the head that gives it least; a prefix read from a text leaves some heads 90 % "
             "to the prompt",
         ),
         (
             "Loudest key",
             f"{signs.loudness:.1f} ×",
-            "its norm against the loudest key of ordinary text; about 1 for a prefix read from text",
+            "its norm against the loudest key of ordinary text; about 1 if read from a text",
         ),
         (
             "Effect of the prompt",
