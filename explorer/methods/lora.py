@@ -174,5 +174,6 @@ METHOD = Method(
     config=LoraConfig,
     build=build,
     sized=sized,
+    learning_rate=3e-3,
     variants={"LoRA": {}},
 )

@@ -143,7 +143,7 @@ METHOD = Method(
     config=PrefixTuningConfig,
     build=build,
     sized=sized,
-    learning_rate=1e-2,
+    learning_rate=3e-2,
     variants={
         "Prefix-tuning": {"start": "random", "network": False},
         "Prefix-tuning from text": {"start": "text", "network": False},

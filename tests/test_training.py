@@ -1,0 +1,207 @@
+"""The loop and the measuring: schedules, seeds, divergence, likelihoods; and that it learns."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+import explorer
+from explorer import training
+from explorer.data import Dataset, Row, Split, read, split
+from explorer.errors import ExplorerError
+from explorer.evaluation import answered, evaluate, likelihoods
+from explorer.examples import Example, Wording, collate, example, shuffled
+from explorer.generate import stream
+from explorer.lm import ModelSpec, freeze
+from explorer.methods import methods
+from explorer.models import load
+from explorer.training import Diverged, FitConfig, fit, train
+from tests.test_methods import VARIANTS, batches, stirred
+from tests.tiny import tiny_checkpoint, tiny_ids, tiny_model, tiny_tokenizer
+
+ROWS = tuple(
+    Row(text, label)
+    for label, texts in {
+        "cat": ("the cat sat", "a cat ran", "the black cat", "cat on the mat", "small cat here"),
+        "red house": ("the sun was hot", "snow and rain", "the moon", "hot sun here", "cold rain"),
+    }.items()
+    for text in texts
+)
+CLASSES = ("cat", "red house")
+WORDING = Wording("{text} :")
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return freeze(tiny_model("llama"), tiny_tokenizer())
+
+
+def test_rates_rise_and_fall():
+    config = FitConfig(steps=10, learning_rate=1.0, warmup=0.2, schedule="linear")
+    rates = [config.rate(step) for step in range(1, 11)]
+    assert rates[:3] == [0.5, 1.0, 1.0]
+    assert rates == sorted(rates[:2]) + sorted(rates[2:], reverse=True)
+    assert rates[-1] == pytest.approx(1 / 8)
+    constant = FitConfig(steps=3, learning_rate=0.1, warmup=0.0, schedule="constant")
+    assert [constant.rate(step) for step in (1, 2, 3)] == [0.1] * 3
+    cosine = FitConfig(steps=100, learning_rate=1.0, warmup=0.0)
+    assert cosine.rate(51) == pytest.approx(0.5) and cosine.rate(100) < 1e-3
+
+
+@pytest.mark.parametrize("label", VARIANTS)
+def test_the_same_seed_gives_the_same_losses_bit_for_bit(tiny, label):
+    method, config = VARIANTS[label]
+    data = Split(ROWS[:3] + ROWS[5:8], ROWS[3:5], CLASSES, "classes")
+
+    def losses(seed):
+        steps = train(tiny, data, method=method, config=config, steps=4, seed=seed, wording=WORDING)
+        return [step.loss for step in steps]
+
+    assert losses(0) == losses(0)
+    assert losses(0) != losses(1)
+
+
+def test_every_step_says_where_it_stands(tiny):
+    data = Dataset("rows", "classes", ROWS, CLASSES, "")
+    steps = list(train(tiny, data, method="zero-gate", shots=2, steps=3, wording=WORDING))
+    assert [step.step for step in steps] == [1, 2, 3]
+    for step in steps:
+        assert step.loss > 0 and step.grad_norm > 0 and step.seconds > 0
+        assert step.n_tokens == 2 * 2 + 2 * 3  # each answer and its end of text
+        assert step.gates.shape == (3, 8)
+    opened = [np.nanmax(np.abs(step.gates)) for step in steps]
+    assert opened[0] > 0  # what the step has done, not what it found
+
+
+def test_accumulated_batches_are_one_larger_batch(tiny):
+    some = [Example(tuple(row[:6]), tuple(row[6:])) for row in tiny_ids(4, 9).tolist()]
+    some[1] = Example(some[1].prompt, some[1].answer[:1])  # of another length
+
+    def run(groups, accumulate):
+        adapter = stirred(tiny, "PMT, elu")
+        config = FitConfig(steps=3, learning_rate=1e-2, accumulate=accumulate, clip=0.0)
+        stream = (collate(group) for _ in range(3) for group in groups)
+        return [(step.loss, step.grad_norm) for step in fit(tiny, adapter, stream, config)]
+
+    assert_close(run([some], 1), run([some[:1], some[1:3], some[3:]], 3), atol=1e-4, rtol=1e-4)
+
+
+def test_clipping_cuts_long_gradients_only(tiny):
+    def moved(clip):
+        adapter = stirred(tiny, "PMT, elu")
+        config = FitConfig(steps=1, learning_rate=1e-3, clip=clip, warmup=0.0)
+        (step,) = fit(tiny, adapter, batches(), config)
+        return step.grad_norm, adapter.memory.grad
+
+    norm, _ = moved(0.0)
+    assert moved(norm / 2)[0] == pytest.approx(norm)  # told before it is cut
+
+
+@pytest.mark.parametrize("factor", [math.nan, 100.0], ids=["not a number", "exploding"])
+def test_a_run_that_goes_wrong_stops_and_keeps_the_last_sound_adapter(tiny, factor, monkeypatch):
+    adapter, kept, loss_of = stirred(tiny, "PMT, elu"), [], training.loss_of
+
+    def loss(*args):
+        return loss_of(*args) * (factor if len(kept) == 3 else 1.0)
+
+    monkeypatch.setattr(training, "loss_of", loss)
+    with pytest.raises(Diverged, match="at step 4") as stopped:
+        kept.extend(adapter.memory.clone() for _ in fit(tiny, adapter, batches(), FitConfig()))
+    assert stopped.value.step == 4 and stopped.value.hint
+    assert torch.equal(adapter.memory, kept[1])  # with which step 3 found a sound loss
+
+
+def test_unknown_methods_are_named(tiny):
+    with pytest.raises(ExplorerError, match="no method magic") as refused:
+        next(train(tiny, "requests", method="magic"))
+    assert "prefix-memory" in refused.value.hint
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_likelihoods_equal_those_of_whole_texts(lm, adapted):
+    """With shared prompts, padding on both sides and a cache: the same as one text at a time."""
+    adapter = stirred(lm, "Prefix-tuning") if adapted else None
+    prompts = [tiny_ids(n, seed=n).tolist() for n in (3, 7, 5)]
+    answers = [tiny_ids(n, seed=20 + n).tolist() for n in (1, 3, 2)]
+    applied = adapter.applied(lm) if adapted else torch.no_grad()
+    with torch.no_grad(), applied:
+        found = likelihoods(lm, adapter, prompts, answers)
+        for row, prompt in enumerate(prompts):
+            for column, answer in enumerate(answers):
+                ids = torch.tensor([prompt + answer])
+                chances = lm.logits(ids, start=adapter.span if adapted else 0).log_softmax(-1)[0]
+                expected = sum(
+                    chances[len(prompt) - 1 + i, token] for i, token in enumerate(answer)
+                )
+                assert_close(found[row, column], expected, atol=1e-4, rtol=1e-5)
+
+
+def test_free_answers_are_greedy_decoding(tiny):
+    texts = ["the cat sat on the mat", "rain", "the dog ran to the house and"]
+    found = answered(tiny, texts, wording=WORDING, n_new=6)
+    for text, said in zip(texts, found, strict=True):
+        ids = torch.tensor([example(tiny, Row(text, ""), WORDING).prompt])
+        expected = [step.id for step in stream(tiny, ids, 6, stop_ids=(2,))]
+        whole = expected[-1] == 2
+        words = tiny.tokenizer.decode(expected[:-1] if whole else expected)
+        assert said == (words if whole else f"{words}…")
+
+
+def test_an_evaluation_adds_up(tiny):
+    found = evaluate(tiny, ROWS, classes=CLASSES, wording=WORDING, generate=True)
+    assert found.n_rows == len(ROWS) and found.scores.shape == (len(ROWS), 2)
+    right = [CLASSES.index(row.answer) for row in ROWS]
+    assert found.accuracy == pytest.approx((found.scores.argmax(1) == right).mean())
+    assert found.loss == pytest.approx(
+        -found.scores[range(len(ROWS)), right].sum() / (5 * 2 + 5 * 3), rel=1e-5
+    )
+    assert found.predictions == tuple(CLASSES[i] for i in found.scores.argmax(1))
+    free = evaluate(tiny, ROWS, wording=WORDING)  # without classes: the loss alone
+    assert free.loss == pytest.approx(found.loss, rel=1e-4) and free.accuracy is None
+
+
+@pytest.mark.parametrize("quantization", ["int8", "nf4"])
+@pytest.mark.parametrize("label", ["PMT, elu", "Zero-gate, linear", "Prefix-tuning", "LoRA"])
+def test_a_quantised_base_trains_after_it_was_looked_at(tmp_path_factory, quantization, label):
+    folder = tmp_path_factory.getbasetemp() / "quantised"
+    if not folder.exists():
+        tiny_checkpoint(folder)
+    lm = load(ModelSpec(str(folder), quantization=quantization, device="cpu"))
+    with torch.no_grad():
+        plain = lm.logits(tiny_ids(1, 7))  # looking, which is what once cut the gradients off
+    method, config = VARIANTS[label]
+    adapter = method.build(lm, config, 0)
+    config = FitConfig(steps=12, learning_rate=5e-2, warmup=0.0, schedule="constant")
+    losses = [step.loss for step in fit(lm, adapter, batches(2), config)]
+    assert losses[-1] < 0.95 * losses[0]
+    assert all(parameter.grad is None for parameter in lm.model.parameters())
+    with torch.no_grad():
+        assert torch.equal(lm.logits(tiny_ids(1, 7)), plain)
+
+
+@pytest.mark.parametrize("label", ["PMT, elu", "Zero-gate, linear"])
+def test_smollm2_learns_new_names_for_two_kinds_of_request(smollm2, label):
+    """Four rows of each, ten steps; the base model has no idea and stays as it is."""
+    method, config = VARIANTS[label]
+    names = {"weather": "left", "music": "right"}
+    rows = tuple(Row(r.text, names[r.answer]) for r in read("requests").rows if r.answer in names)
+    data = split(Dataset("toy", "classes", rows, ("left", "right"), ""), shots=4, held_out=12)
+    parts = ("model.layers.0.self_attn.q_proj.weight", "model.layers.29.mlp.down_proj.weight")
+    weights = [smollm2.model.get_parameter(name).clone() for name in parts]
+    before = evaluate(smollm2, data.held_out, classes=data.classes)
+    fitting = FitConfig(steps=10, learning_rate=method.learning_rate)
+    steps = list(explorer.train(smollm2, data, method=method, config=config, fitting=fitting))
+    after = evaluate(smollm2, data.held_out, steps[-1].adapter, classes=data.classes)
+    assert steps[-1].loss < 0.1 * steps[0].loss
+    assert after.accuracy >= before.accuracy + 0.2 and after.loss < 0.1 * before.loss
+    for name, weight in zip(parts, weights, strict=True):
+        assert torch.equal(smollm2.model.get_parameter(name), weight)
+
+
+def test_a_batch_is_as_large_as_the_rows_allow():
+    assert len(next(shuffled([Example((1,), (2,))] * 3, 8, 0)).ids) == 3
+    assert math.isfinite(methods()["lora"].learning_rate)
