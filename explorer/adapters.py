@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,15 +18,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 
+from explorer import tensorfile
 from explorer.errors import ExplorerError
 from explorer.lm import LoadedModel, ModelSpec
 from explorer.methods import Adapter, Method, methods, n_parameters
 
 FORMAT = "prefix-explorer adapter 1"
-BYTES = 1 << 30  # largest file that is opened
-_HEADER = 1 << 20  # largest header; ours have a few kB
 
 
 @dataclass(frozen=True)
@@ -78,23 +75,18 @@ def describe(
 
 def save(path: str | Path, adapter: Adapter, card: Card) -> Path:
     """Write an adapter and its card. An older file is replaced only when the new one is whole."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     tensors = {
         name: tensor.detach().cpu().clone().contiguous()
         for name, tensor in adapter.state_dict().items()
     }
     written = json.dumps(dataclasses.asdict(card), ensure_ascii=False, allow_nan=False)
-    partial = path.with_name(f".{path.name}.part")
-    save_file(tensors, partial, {"format": FORMAT, "card": written})
-    partial.replace(path)
-    return path
+    return tensorfile.write(path, tensors, {"format": FORMAT, "card": written})
 
 
 def inspect(path: str | Path) -> Card:
     """The card of a file, without its tensors. Raises ExplorerError if it is no adapter of ours."""
     path = Path(path)
-    metadata = _header(path).get("__metadata__", {})
+    metadata = tensorfile.header(path).get("__metadata__", {})
     if metadata.get("format") != FORMAT:
         raise ExplorerError(
             f"{path.name} is a safetensors file, but not an adapter made here.",
@@ -177,34 +169,3 @@ def _check_model(name: str, card: Card, lm: LoadedModel) -> None:
             f"{name} was trained for {trained}; the loaded model is {_name(lm.spec)}.",
             f"Load {trained} and open the file again.",
         )
-
-
-def _header(path: Path) -> dict[str, Any]:
-    """The JSON header of a safetensors file, checked against the file's length."""
-    if not path.is_file():
-        raise ExplorerError(f"There is no file {path.name}.", "Choose it again.")
-    size = path.stat().st_size
-    if size > BYTES:
-        raise ExplorerError(
-            f"{path.name} has {size / 1e9:.1f} GB; an adapter here has at most 1 GB.",
-            "Choose the adapter, not the model.",
-        )
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        raw = file.read(length) if 2 <= length <= min(_HEADER, size) else b""
-    try:
-        header = json.loads(raw)
-        if not isinstance(header, dict):
-            raise ValueError
-        ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
-        raise ExplorerError(
-            f"{path.name} is not a safetensors file.",
-            "Other formats, such as pickles, can run code and are never opened.",
-        ) from error
-    if 8 + length + max(ends, default=0) != size:
-        raise ExplorerError(
-            f"{path.name} is cut off or has something added.", "Download or copy it again."
-        )
-    return header

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from explorer import text
 from explorer.attention import AttentionCall, Output, patched
-from explorer.forcing import placed
 from explorer.lm import LoadedModel
 from explorer.methods.attention_matching import Solved
 from explorer.prefix import Prefix
+from explorer.replay import placed
 
 PROBES = (  # ordinary and unlike one another, but for the last token
     "The weather in Paris tomorrow is",

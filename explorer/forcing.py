@@ -8,22 +8,28 @@
 
 from __future__ import annotations
 
-import time
+import json
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
-from explorer import generate, text
+from explorer import generate, tensorfile, text
 from explorer.errors import ExplorerError
 from explorer.lm import LoadedModel
 from explorer.methods.attention_matching import Keys, Matching, Solved, solve
 from explorer.positions import rotary_layers
-from explorer.prefix import Prefix
+from explorer.prefix import Prefix, Slots
+from explorer.replay import Proof, Replay, placed, replay
 from explorer.trajectory import Repair, Trajectory, joined, record, repair
+
+FORMAT = "prefix-explorer forced prefix 1"
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,8 @@ class Request:
     margin: logits by which each token must lead; None chooses by precision and origin, 0 repairs
             nothing
     layers, steps, rate: see trajectory.Repair
+    go_on: tokens the model may write afterwards, without the prefix
+    temperature, top_p, seed: of one more decoding, sampled, where the temperature is above 0
     chat: prompt and source go through the chat template    specials: control tokens in texts count
     """
 
@@ -55,36 +63,12 @@ class Request:
     layers: int = 4
     steps: int = 300
     rate: float = 0.05
+    go_on: int = 0
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
     chat: bool = False
     specials: bool = False
-
-
-@dataclass(frozen=True)
-class Proof:
-    """What a replay showed.
-
-    forced: ids equal, all of them    text_equal: the decoded text equals the target's
-    said: ids decoded with the prefix    first_miss: index of the first wrong id, or None
-    gap: smallest lead in logits of the decoded over the second token, at any step
-    coverage: 1 − the largest share of attention that any head left to the user's text at any step
-    condition, residual: of the solve    slots: per layer and key/value head    n_bytes: of all
-    repairs, repaired_layers: what it took to make the target the model's own choice
-    seconds: of trajectory, solve and replay
-    """
-
-    forced: bool
-    text_equal: bool
-    said: tuple[int, ...]
-    first_miss: int | None
-    gap: float
-    coverage: float
-    condition: float
-    residual: float
-    slots: int
-    n_bytes: int
-    repairs: int
-    repaired_layers: int
-    seconds: dict[str, float] = field(hash=False)
 
 
 @dataclass(frozen=True)
@@ -92,6 +76,7 @@ class ForcedPrefix:
     """A solved prefix, the prompt it was proved on, and the proof.
 
     text: what the model said with it    plain_text: what it says without
+    after: what it wrote afterwards, if it was let    sampled: what it said when sampled, or None
     """
 
     request: Request
@@ -101,6 +86,20 @@ class ForcedPrefix:
     proof: Proof
     text: str
     plain_text: str
+    after: str = ""
+    sampled: str | None = None
+
+    def save(self, path: str | Path) -> Path:
+        """Write slots and proof as safetensors with readable metadata; see `open_forced`."""
+        tensors = {
+            f"{layer}.{name}": tensor.contiguous()
+            for layer, slots in enumerate(self.solved.prefix.layers)
+            for name in ("key", "value", "bias")
+            if (tensor := getattr(slots, name)) is not None
+        }
+        kept = {**asdict(self), "solved": {**asdict(self.solved), "prefix": None}}
+        card = {"format": FORMAT, "card": json.dumps(kept, ensure_ascii=False)}
+        return tensorfile.write(path, tensors, card)
 
     def applied(self, lm: LoadedModel, length: int | None = None) -> AbstractContextManager[None]:
         """Apply it for prompts of `length` tokens; the proved prompt's length where it is None."""
@@ -126,7 +125,7 @@ class Stage:
 
 
 def force(lm: LoadedModel, **request) -> ForcedPrefix:
-    """Solve and prove; the keywords are those of `Request`.
+    """Solve a prefix and prove it; the keywords are those of `Request`.
 
     Raises ExplorerError for inputs that cannot be forced (empty, too long, outside the
     vocabulary, not what the source says when nothing may be repaired).
@@ -146,10 +145,13 @@ def pursue(lm: LoadedModel, request: Request) -> Iterator[Stage]:
         total = len(trajectory.gap)
         detail = f"{led} of {total} tokens lead after {trajectory.repairs} repair steps"
         yield Stage("trajectory", detail, led / total)
+    if led < total:
+        stalled = f"The repair ended with {total - led} of {total} tokens short of the margin"
+        yield Stage("trajectory", stalled, led / total)
     yield Stage("solve", f"Solving for {len(trajectory.gap)} steps in every head")
     solved = solve(lm, trajectory, Matching(request.keys, request.attn_lim, request.repeat))
     plain: list[int] = []
-    n = len(trajectory.target)
+    target, n = trajectory.target, len(trajectory.target)
     ends = generate.stop_tokens(lm)
     for step in generate.stream(lm, ids, n, stop_ids=ends):
         if step.id not in ends:
@@ -157,16 +159,31 @@ def pursue(lm: LoadedModel, request: Request) -> Iterator[Stage]:
         without = text.decode(lm.tokenizer, plain)
         yield Stage("without", "Decoding without the prefix", len(plain) / n, without)
     without = text.decode(lm.tokenizer, plain)
-    replayed = Replay(trajectory.target)
-    for _ in replay(lm, solved, ids, replayed):
-        said = text.decode(lm.tokenizer, replayed.said)
-        fraction = len(replayed.said) / n
+    seen = Replay(trajectory.target)
+    for _ in replay(lm, solved, ids, seen, go_on=request.go_on):
+        said = text.decode(lm.tokenizer, seen.said)
+        fraction = len(seen.said) / (n + request.go_on)
         yield Stage("with", "Decoding with the prefix", fraction, without, said)
-    said = text.decode(lm.tokenizer, replayed.said)
-    target_text = text.decode(lm.tokenizer, trajectory.target)
-    proof = replayed.proof(solved, trajectory, said == target_text)
-    forced = ForcedPrefix(request, solved, trajectory.target, target_text, proof, said, without)
-    verdict = "Proved by replay" if proof.forced else "Not forced: the replay differs"
+    sampled = None
+    if request.temperature > 0:
+        chance = Replay(trajectory.target)
+        sampling = generate.Sampling(request.temperature, request.top_p, request.seed)
+        for _ in replay(lm, solved, ids, chance, sampling=sampling):
+            yield Stage("with", "Decoding once more, sampled", None, without, said)
+        sampled = text.decode(lm.tokenizer, chance.said)
+    said, target_text = (text.decode(lm.tokenizer, some) for some in (seen.said[:n], target))
+    forced = ForcedPrefix(
+        request,
+        solved,
+        target,
+        target_text,
+        seen.proof(solved, trajectory, said == target_text),
+        said,
+        without,
+        text.decode(lm.tokenizer, seen.after),
+        sampled,
+    )
+    verdict = "Proved by replay" if forced.proof.forced else "Not forced: the replay differs"
     yield Stage("done", verdict, 1.0, without, said, forced)
 
 
@@ -256,94 +273,45 @@ def _target(lm: LoadedModel, request: Request, source: Tensor) -> tuple[int, ...
     return target
 
 
-def placed(lm: LoadedModel, solved: Solved, length: int) -> tuple[Prefix, int]:
-    """The prefix for a prompt of `length` tokens, and the position the prompt starts at.
+def open_forced(path: str | Path, lm: LoadedModel) -> ForcedPrefix:
+    """A forced prefix out of a file, for the model it was solved for.
 
-    Rotary models: keys are rotated, the prompt starts at 0. Learned positions: the prompt is
-    shifted so that it ends where the slots were made for.
+    Raises ExplorerError for a file that is none, is damaged, or is for another model.
     """
-    if rotary_layers(lm):
-        return solved.at(lm, length), 0
-    start = solved.first_position + 1 - length
-    if start < 0:
+    path = Path(path)
+    metadata = tensorfile.header(path).get("__metadata__", {})
+    if metadata.get("format") != FORMAT:
         raise ExplorerError(
-            f"This model has learned positions, and the prefix was made for prompts of at most "
-            f"{solved.first_position + 1} tokens.",
-            "Solve again with this prompt.",
+            f"{path.name} is a safetensors file, but not a forced prefix made here.",
+            "Choose a file that the Force place has saved.",
         )
-    return solved.prefix, start
-
-
-class Replay:
-    """What is seen while a prefix is replayed."""
-
-    def __init__(self, target: Sequence[int]):
-        self.target = tuple(target)
-        self.said: list[int] = []
-        self.gap = float("inf")
-        self.left = 0.0  # largest share of attention left to the text
-        self.seconds = 0.0
-
-    def watch(self, layer: int, left: Tensor) -> None:  # noqa: ARG002
-        self.left = max(self.left, float(left.max()))
-
-    @property
-    def first_miss(self) -> int | None:
-        pairs = zip(self.said, self.target, strict=False)
-        miss = next((i for i, (said, due) in enumerate(pairs) if said != due), None)
-        if miss is None and len(self.said) < len(self.target):
-            return len(self.said)
-        return miss
-
-    def proof(self, solved: Solved, trajectory: Trajectory, text_equal: bool) -> Proof:
-        """The evidence of this replay together with the solve's."""
-        miss = self.first_miss
-        return Proof(
-            forced=miss is None,
-            text_equal=text_equal,
-            said=tuple(self.said),
-            first_miss=miss,
-            gap=self.gap,
-            coverage=1 - self.left,
-            condition=solved.condition,
-            residual=solved.residual,
-            slots=solved.prefix.n_slots,
-            n_bytes=solved.prefix.n_bytes,
-            repairs=trajectory.repairs,
-            repaired_layers=trajectory.repaired_layers,
-            seconds={
-                "trajectory": trajectory.seconds,
-                "solve": solved.seconds,
-                "replay": self.seconds,
-            },
+    try:
+        card = json.loads(metadata["card"])
+        tensors = load_file(path)
+        layers = tuple(
+            Slots(
+                tensors[f"{layer}.key"],
+                tensors[f"{layer}.value"],
+                tensors.get(f"{layer}.bias"),
+                capped=False,
+            )
+            for layer in range(len({name.split(".")[0] for name in tensors}))
         )
-
-
-def replay(
-    lm: LoadedModel,
-    solved: Solved,
-    ids: Tensor,
-    seen: Replay,
-    *,
-    sampling: generate.Sampling | None = None,
-    go_on: int = 0,
-) -> Iterator[generate.Step]:
-    """Free decoding of as many tokens as the target has, under the prefix.
-
-    go_on: decode so many tokens more without it, on what it left in the cache
-    """
-    prefix, start = placed(lm, solved, ids.shape[1])
-    prefix = replace(prefix, layers=tuple(slots.to(lm.device) for slots in prefix.layers))
-    n = len(seen.target)
-
-    def applied() -> AbstractContextManager[None]:
-        return prefix.applied(lm, seen.watch) if len(seen.said) < n else nullcontext()
-
-    began = time.perf_counter()
-    steps = generate.stream(lm, ids, n + go_on, applied=applied, sampling=sampling, start=start)
-    for step in steps:
-        if len(seen.said) < n:
-            seen.gap = min(seen.gap, step.gap)
-        seen.said.append(step.id)
-        seen.seconds = time.perf_counter() - began
-        yield step
+        solved = Solved(**{**card["solved"], "prefix": Prefix(layers)})
+        asked = Request(**{**card["request"], "others": tuple(card["request"]["others"])})
+        target = tuple(card["target"])
+        proof = Proof(**{**card["proof"], "said": tuple(card["proof"]["said"])})
+        forced = ForcedPrefix(
+            **{**card, "request": asked, "solved": solved, "target": target, "proof": proof}
+        )
+    except (KeyError, TypeError, ValueError, SafetensorError) as error:
+        raise ExplorerError(
+            f"{path.name} does not hold what its description says.",
+            "It is damaged, or was made by another version of this program.",
+        ) from error
+    if solved.sizes != lm.geometry.sizes or solved.model != lm.spec.name:
+        raise ExplorerError(
+            f"{path.name} was solved for {solved.model}; the loaded model is {lm.spec.name}.",
+            f"Load {solved.model} and open the file again.",
+        )
+    return forced

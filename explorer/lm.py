@@ -66,6 +66,11 @@ class Geometry:
     vocab_size: int
     context: int
 
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """What the slots of a prefix must agree with: l, h, g, d."""
+        return self.n_layers, self.n_heads, self.n_kv_heads, self.head_dim
+
     @classmethod
     def of(cls, model: PreTrainedModel) -> Geometry:
         config = model.config.get_text_config()

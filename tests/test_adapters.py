@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from explorer import adapters
+from explorer import adapters, tensorfile
 from explorer.errors import ExplorerError
 from explorer.lm import ModelSpec, freeze
 from tests.test_methods import VARIANTS, stirred
@@ -80,7 +80,7 @@ def test_a_file_that_is_something_else_is_refused(saved, lm, damage, said):
 
 def test_a_huge_file_is_refused_unread(saved, lm):
     with saved.open("r+b") as file:
-        file.truncate(adapters.BYTES + 1)
+        file.truncate(tensorfile.BYTES + 1)
     with pytest.raises(ExplorerError, match=r"1\.1 GB"):
         adapters.load(saved, lm)
 

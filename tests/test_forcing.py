@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,11 +12,12 @@ from torch.testing import assert_close
 from explorer import text
 from explorer.detection import signs
 from explorer.errors import ExplorerError
-from explorer.forcing import Replay, Request, find_trajectory, force, prompt_ids, replay
+from explorer.forcing import Request, find_trajectory, force, open_forced, prompt_ids
 from explorer.generate import stream
 from explorer.methods.attention_matching import Matching, moved, solve
 from explorer.positions import rotary_layers, rotation
 from explorer.prefix import Prefix
+from explorer.replay import Replay, replay
 from explorer.trajectory import record
 from tests.tiny import VOCABULARY, tiny_ids
 
@@ -77,8 +79,6 @@ def test_repetition_is_a_log_weight(lm):
     found = record(lm, tiny_ids(1, 9), tiny_ids(2, seed=2).tolist())
     once = solve(lm, found, Matching("aligned", repeat=1)).prefix
     thrice = solve(lm, found, Matching("aligned", repeat=3)).prefix
-    from dataclasses import replace
-
     copied = replace(
         once,
         layers=tuple(
@@ -222,3 +222,50 @@ def test_control_tokens_in_a_target_are_text_unless_ticked(smollm2):
     end = smollm2.tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert ticked.target[-1] == end
     assert end not in as_text.target
+
+
+def test_a_saved_prefix_says_the_same_and_belongs_to_its_model(lm, tmp_path):
+    target = tiny_ids(5, seed=3).tolist()
+    forced = force(lm, target=target, prompt="the cat sat on", others=("a dog",), go_on=3)
+    file = forced.save(tmp_path / "forced.safetensors")
+    opened = open_forced(file, lm)
+    assert opened.proof == forced.proof
+    assert opened.request == forced.request
+    assert opened.after == forced.after
+    seen = Replay(target)
+    for _ in replay(lm, opened.solved, text.encode(lm, "a dog"), seen):
+        pass
+    assert seen.said == target
+
+    other = replace(forced, solved=replace(forced.solved, model="another"))
+    with pytest.raises(ExplorerError, match="solved for another"):
+        open_forced(other.save(tmp_path / "other.safetensors"), lm)
+    (tmp_path / "cut.safetensors").write_bytes(file.read_bytes()[:-9])
+    with pytest.raises(ExplorerError, match="cut off"):
+        open_forced(tmp_path / "cut.safetensors", lm)
+
+
+def test_a_wide_margin_holds_when_the_text_is_sampled(smollm2):
+    """At temperature 1 a lead of 2 logits loses now and then; a lead of 25 does not."""
+    asked = dict(target="The answer is 42.", prompt="Who are you?", temperature=1.0)
+    narrow = force(smollm2, **asked)
+    wide = force(smollm2, **asked, margin=25.0)
+    assert narrow.proof.probability < 0.9
+    assert wide.proof.probability > 0.999
+    assert wide.sampled == wide.target_text
+
+
+def test_beams_and_batches_say_it_too(smollm2):
+    forced = force(smollm2, target="The answer is 42.", prompt="Who are you?", margin=25.0)
+    ids = text.encode(smollm2, "Who are you?").repeat(2, 1)
+    n = len(forced.target)
+    with forced.applied(smollm2):
+        said = smollm2.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            num_beams=3,
+            max_new_tokens=n,
+            min_new_tokens=n,
+        )
+    for row in said[:, ids.shape[1] :].tolist():
+        assert tuple(row) == forced.target

@@ -14,6 +14,7 @@ PACKAGE = ROOT / "explorer"
 # A module may import what stands above it, and its own folder.
 ORDER = [
     "errors",
+    "tensorfile",
     "download",
     "conversion",
     "sources",
@@ -28,6 +29,7 @@ ORDER = [
     "generate",
     "trajectory",
     "methods",
+    "replay",
     "forcing",
     "detection",
     "data",

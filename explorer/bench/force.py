@@ -33,10 +33,10 @@ from torch import Tensor
 
 from explorer import models, text
 from explorer.errors import ExplorerError
-from explorer.forcing import placed
 from explorer.generate import greedy
 from explorer.lm import LoadedModel, ModelSpec
 from explorer.methods.attention_matching import Matching, solve
+from explorer.replay import placed
 from explorer.trajectory import record
 
 log = logging.getLogger(__name__)

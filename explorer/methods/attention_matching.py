@@ -68,7 +68,7 @@ class Solved:
     condition: largest condition number of any S; 1 where it is the identity to rounding
     residual: largest error of S·V against O, relative to the largest entry of O
     scale: smallest and largest c of any head (kernel, whitened), 0 for aligned
-    seconds: of the solve alone
+    seconds: of the solve alone    model, sizes: the model's name, its layers, heads and head size
     """
 
     prefix: Prefix
@@ -77,6 +77,8 @@ class Solved:
     residual: float
     scale: tuple[float, float]
     seconds: float
+    model: str = ""
+    sizes: tuple[int, ...] = ()
 
     def at(self, lm: LoadedModel, length: int) -> Prefix:
         """The prefix for a prompt of `length` tokens: keys rotated, everything else shared."""
@@ -131,6 +133,8 @@ def solve(lm: LoadedModel, found: Trajectory, how: Matching | None = None) -> So
         max(residuals),
         (min(scales), max(scales)),
         time.perf_counter() - began,
+        lm.spec.name,
+        lm.geometry.sizes,
     )
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from explorer import models, text
 from explorer.detection import Signs, signs
-from explorer.forcing import ForcedPrefix, Replay, Request, Stage, prompt_ids, pursue, replay
+from explorer.forcing import ForcedPrefix, Request, Stage, prompt_ids, pursue
 from explorer.jobs import Stop, Work
 from explorer.lm import LoadedModel, ModelSpec
+from explorer.replay import Replay, replay
 
 
 @dataclass(frozen=True)

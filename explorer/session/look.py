@@ -13,8 +13,8 @@ from explorer import models
 from explorer.generate import stop_tokens, stream
 from explorer.jobs import Stop, Work
 from explorer.lm import LoadedModel, ModelSpec
-from explorer.shares import Mass, mass
 from explorer.session import Held
+from explorer.shares import Mass, mass
 from explorer.text import encode
 
 LIMIT = 2048  # positions a page keeps: l·h·q·n shares, 9 MB for 30 layers of 9 heads
