@@ -26,7 +26,7 @@ from explorer.lm import LoadedModel
 from explorer.methods.attention_matching import Keys, Matching, Solved, solve
 from explorer.positions import rotary_layers
 from explorer.prefix import Prefix, Slots
-from explorer.replay import Proof, Replay, placed, replay
+from explorer.replay import Found, Proof, Replay, placed, replay
 from explorer.trajectory import Repair, Trajectory, joined, record, repair
 
 FORMAT = "prefix-explorer forced prefix 1"
@@ -150,8 +150,23 @@ def pursue(lm: LoadedModel, request: Request) -> Iterator[Stage]:
         yield Stage("trajectory", stalled, led / total)
     yield Stage("solve", f"Solving for {len(trajectory.gap)} steps in every head")
     solved = solve(lm, trajectory, Matching(request.keys, request.attn_lim, request.repeat))
+    found = Found(
+        trajectory.target, trajectory.repairs, trajectory.repaired_layers, trajectory.seconds
+    )
+    yield from _replayed(lm, request, solved, found)
+
+
+def prove(lm: LoadedModel, forced: ForcedPrefix) -> Iterator[Stage]:
+    """Replay a prefix that was solved before on its prompt; the last stage has the new proof."""
+    old = forced.proof
+    found = Found(forced.target, old.repairs, old.repaired_layers, old.seconds["trajectory"])
+    yield from _replayed(lm, forced.request, forced.solved, found)
+
+
+def _replayed(lm: LoadedModel, request: Request, solved: Solved, found: Found) -> Iterator[Stage]:
+    ids = prompt_ids(lm, request)
+    target, n = found.target, len(found.target)
     plain: list[int] = []
-    target, n = trajectory.target, len(trajectory.target)
     ends = generate.stop_tokens(lm)
     for step in generate.stream(lm, ids, n, stop_ids=ends):
         if step.id not in ends:
@@ -159,14 +174,14 @@ def pursue(lm: LoadedModel, request: Request) -> Iterator[Stage]:
         without = text.decode(lm.tokenizer, plain)
         yield Stage("without", "Decoding without the prefix", len(plain) / n, without)
     without = text.decode(lm.tokenizer, plain)
-    seen = Replay(trajectory.target)
+    seen = Replay(target)
     for _ in replay(lm, solved, ids, seen, go_on=request.go_on):
         said = text.decode(lm.tokenizer, seen.said)
         fraction = len(seen.said) / (n + request.go_on)
         yield Stage("with", "Decoding with the prefix", fraction, without, said)
     sampled = None
     if request.temperature > 0:
-        chance = Replay(trajectory.target)
+        chance = Replay(target)
         sampling = generate.Sampling(request.temperature, request.top_p, request.seed)
         for _ in replay(lm, solved, ids, chance, sampling=sampling):
             yield Stage("with", "Decoding once more, sampled", None, without, said)
@@ -177,7 +192,7 @@ def pursue(lm: LoadedModel, request: Request) -> Iterator[Stage]:
         solved,
         target,
         target_text,
-        seen.proof(solved, trajectory, said == target_text),
+        seen.proof(solved, found, said == target_text),
         said,
         without,
         text.decode(lm.tokenizer, seen.after),
@@ -228,7 +243,10 @@ def find_trajectory(lm: LoadedModel, request: Request, ids: Tensor) -> Iterator[
     learned = not rotary_layers(lm)
     start = max(0, longest - source.shape[1]) if learned else 0
     found = record(lm, source, target, start)
-    if request.match_endings:
+    margin = margin_of(lm, request)
+    # Where nothing may be repaired no step can be made for another ending: what the model would
+    # say from there is another text.
+    if request.match_endings and margin > 0:
         endings = dict.fromkeys(int(one[0, -1]) for one in prompts)
         endings.pop(int(source[0, -1]), None)
         before = source[:, :-1].cpu()
@@ -237,7 +255,6 @@ def find_trajectory(lm: LoadedModel, request: Request, ids: Tensor) -> Iterator[
             for ending in endings
         ]
         found = joined([found, *others])
-    margin = margin_of(lm, request)
     if margin <= 0 and float(found.gap.min()) < 0:
         miss = found.step[int((found.gap < 0).nonzero()[0])]
         raise ExplorerError(
@@ -297,7 +314,8 @@ def open_forced(path: str | Path, lm: LoadedModel) -> ForcedPrefix:
             )
             for layer in range(len({name.split(".")[0] for name in tensors}))
         )
-        solved = Solved(**{**card["solved"], "prefix": Prefix(layers)})
+        bare = {name: tuple(card["solved"][name]) for name in ("scale", "sizes")}
+        solved = Solved(**{**card["solved"], **bare, "prefix": Prefix(layers)})
         asked = Request(**{**card["request"], "others": tuple(card["request"]["others"])})
         target = tuple(card["target"])
         proof = Proof(**{**card["proof"], "said": tuple(card["proof"]["said"])})

@@ -19,7 +19,6 @@ from explorer.lm import LoadedModel
 from explorer.methods.attention_matching import Solved
 from explorer.positions import rotary_layers
 from explorer.prefix import Prefix
-from explorer.trajectory import Trajectory
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,16 @@ def placed(lm: LoadedModel, solved: Solved, length: int) -> tuple[Prefix, int]:
     return solved.prefix, start
 
 
+@dataclass(frozen=True)
+class Found:
+    """What of a trajectory belongs into a proof: see Trajectory."""
+
+    target: tuple[int, ...]
+    repairs: int
+    repaired_layers: int
+    seconds: float
+
+
 class Replay:
     """What is seen while a prefix is replayed."""
 
@@ -97,7 +106,7 @@ class Replay:
             return len(self.said)
         return miss
 
-    def proof(self, solved: Solved, trajectory: Trajectory, text_equal: bool) -> Proof:
+    def proof(self, solved: Solved, found: Found, text_equal: bool) -> Proof:
         """The evidence of this replay together with the solve's."""
         miss = self.first_miss
         return Proof(
@@ -112,10 +121,10 @@ class Replay:
             residual=solved.residual,
             slots=solved.prefix.n_slots,
             n_bytes=solved.prefix.n_bytes,
-            repairs=trajectory.repairs,
-            repaired_layers=trajectory.repaired_layers,
+            repairs=found.repairs,
+            repaired_layers=found.repaired_layers,
             seconds={
-                "trajectory": trajectory.seconds,
+                "trajectory": found.seconds,
                 "solve": solved.seconds,
                 "replay": self.seconds,
             },

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 
 from explorer import models, text
 from explorer.detection import Signs, signs
-from explorer.forcing import ForcedPrefix, Request, Stage, prompt_ids, pursue
+from explorer.forcing import (
+    ForcedPrefix,
+    Request,
+    Stage,
+    open_forced,
+    prompt_ids,
+    prove,
+    pursue,
+)
 from explorer.jobs import Stop, Work
 from explorer.lm import LoadedModel, ModelSpec
 from explorer.replay import Replay, replay
@@ -46,6 +54,20 @@ def forcing(spec: ModelSpec, request: Request) -> Work:
         lm = models.load(spec, stop.note)
         began = time.monotonic()
         for stage in pursue(lm, request):
+            stop.note(stage.detail, stage.fraction)
+            yield stage
+        yield ForceView(spec, stage.result, time.monotonic() - began)
+
+    return work
+
+
+def opening(spec: ModelSpec, path: str) -> Work:
+    """→ a job that opens a saved prefix and proves it anew; yields Stages, then the ForceView"""
+
+    def work(stop: Stop) -> Iterator[Stage | ForceView]:
+        lm = models.load(spec, stop.note)
+        began = time.monotonic()
+        for stage in prove(lm, open_forced(path, lm)):
             stop.note(stage.detail, stage.fraction)
             yield stage
         yield ForceView(spec, stage.result, time.monotonic() - began)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, get_args
 
 import gradio as gr
@@ -11,12 +13,14 @@ from explorer.errors import ExplorerError
 from explorer.forcing import Request, Stage
 from explorer.methods.attention_matching import Keys
 from explorer.session import Held
-from explorer.session.force import ForceView, examining, forcing, trying
+from explorer.session.force import ForceView, examining, forcing, opening, trying
 from explorer.ui.controls import shown
 from explorer.ui.page import STREAM
 from explorer.ui.proof_card import EMPTY, card, said, signs_card, trials_table
 
 if TYPE_CHECKING:
+    from explorer.jobs import Work
+    from explorer.session import Session
     from explorer.ui.page import Page
 
 TEXT, SOURCE = "this text", "what it says after another prompt"
@@ -115,6 +119,24 @@ def force_tab(page: Page) -> None:
                 label="Repetition r",
                 info="aligned keys: how often a slot counts; the paper: 1 to 90.",
             )
+        with gr.Row():
+            go_on = gr.Slider(
+                0,
+                64,
+                0,
+                step=1,
+                label="Let it go on",
+                info="Tokens after the last, without prefix.",
+            )
+            temperature = gr.Slider(
+                0,
+                2,
+                0,
+                step=0.1,
+                label="Sample once more at temperature",
+                info="0: not. The proof itself is greedy; a margin of 25 holds under sampling.",
+            )
+            top_p = gr.Slider(0.1, 1, 1, step=0.05, label="top-p of that sample")
     with gr.Row(elem_classes=["actions"]):
         force = gr.Button("Force", variant="primary", scale=0, min_width=140, elem_id="force-go")
         examples = [
@@ -127,6 +149,7 @@ def force_tab(page: Page) -> None:
         with gr.Column(min_width=260):
             with_it = gr.HTML(said("With the prefix", ""), elem_id="force-with")
     proof = gr.HTML(EMPTY, elem_id="force-proof")
+    file = gr.File(visible=False, label="The prefix with its proof (safetensors)", height=80)
     with gr.Accordion("More prompts, the same prefix", open=False):
         others = gr.Textbox(OTHERS, label="One prompt a line", lines=4, elem_id="force-others")
         gr.HTML(
@@ -145,11 +168,16 @@ def force_tab(page: Page) -> None:
         traces = gr.HTML(signs_card(None), elem_id="force-signs")
     with gr.Accordion("Numbers of the proof", open=False):
         numbers = gr.JSON(label="As Python and the command line give them")
+    with gr.Accordion("Open a saved prefix", open=False):
+        upload = gr.File(
+            label="A .safetensors file from here", file_types=[".safetensors"], height=110
+        )
+        open_it = gr.Button("Open and prove again", scale=0, min_width=140)
     gr.HTML(NOTE)
 
     inputs = [mode, wanted, prompt, chat, specials, keys, tokens, margin, layers, steps]
-    inputs += [attn_lim, repeat, others]
-    outputs = [page.status, without, with_it, proof, numbers]
+    inputs += [attn_lim, repeat, others, go_on, temperature, top_p]
+    outputs = [page.status, without, with_it, proof, numbers, file]
 
     @shown
     def on_force(
@@ -166,6 +194,9 @@ def force_tab(page: Page) -> None:
         attn_lim: float,
         repeat: int,
         others: str,
+        go_on: int,
+        temperature: float,
+        top_p: float,
         request: gr.Request,
     ):
         """Solve a prefix and prove it by replay."""
@@ -182,10 +213,14 @@ def force_tab(page: Page) -> None:
             margin=margin,
             layers=int(layers),
             steps=int(steps),
+            go_on=int(go_on),
+            temperature=float(temperature),
+            top_p=float(top_p),
             chat=chat,
             specials=specials,
         )
-        yield from _followed(page, page.session(request), asked)
+        session = page.session(request)
+        yield from _followed(page, session, forcing(session.spec, asked))
 
     force.click(on_force, inputs, outputs, api_name="force", **STREAM)
 
@@ -202,7 +237,7 @@ def force_tab(page: Page) -> None:
                 target=None if kind == SOURCE else wanted,
                 chat=chat,
             )
-            for out in _followed(page, session, asked):
+            for out in _followed(page, session, forcing(session.spec, asked)):
                 yield [*out, *chosen]
 
         button.click(
@@ -212,6 +247,16 @@ def force_tab(page: Page) -> None:
             api_visibility="private",
             **STREAM,
         )
+
+    @shown
+    def on_open(path: str | None, request: gr.Request):
+        """Open a saved prefix and replay it on the prompt it was made for."""
+        if not path:
+            raise ExplorerError("No file is chosen.", "Drop one made here into the box.")
+        session = page.session(request)
+        yield from _followed(page, session, opening(session.spec, path))
+
+    open_it.click(on_open, [upload], outputs, api_name="force_open", **STREAM)
 
     @shown
     def on_try(others: str, request: gr.Request):
@@ -247,30 +292,30 @@ def _lines(text: str | None) -> list[str]:
     return [line.strip() for line in (text or "").splitlines() if line.strip()]
 
 
-def _followed(page: Page, session, asked: Request):
+def _followed(page: Page, session: Session, work: Work):
     """Submit and relay; what is shown is built from the newest stage alone."""
-    job = page.start(session, forcing(session.spec, asked), "Forcing")
-    yield [gr.skip(), said("Without the prefix", ""), said("With the prefix", ""), EMPTY, None]
+    job = page.start(session, work, "Forcing")
+    nothing = gr.File(None, visible=False)
+    blank = [said("Without the prefix", ""), said("With the prefix", "")]
+    yield [gr.skip(), *blank, EMPTY, None, nothing]
     for status, item in page.follow(job):
         if isinstance(item, Stage):
-            yield [
-                status,
+            columns = [
                 said("Without the prefix", item.without),
                 said("With the prefix", item.with_prefix),
-                gr.skip(),
-                gr.skip(),
             ]
+            yield [status, *columns, *[gr.skip()] * 3]
         elif isinstance(item, ForceView):
             page.sessions.keep(session.id, item)
-            if item.forced.proof.forced:
-                page.sessions.hold(session.id, Held(HELD, solved=item.forced.solved))
             forced = item.forced
-            yield [
-                status,
+            if forced.proof.forced:
+                page.sessions.hold(session.id, Held(HELD, solved=forced.solved))
+            columns = [
                 said("Without the prefix", forced.plain_text),
-                said("With the prefix", forced.text, good=forced.proof.forced),
-                card(forced),
-                asdict(forced.proof),
+                said("With the prefix", forced.text, forced.after, good=forced.proof.forced),
             ]
+            kept = forced.save(Path(mkdtemp(prefix="prefix-explorer-")) / "forced.safetensors")
+            offered = gr.File(str(kept), visible=True)
+            yield [status, *columns, card(forced), asdict(forced.proof), offered]
         else:
-            yield [status, *[gr.skip()] * 4]
+            yield [status, *[gr.skip()] * 5]

@@ -14,9 +14,11 @@ EMPTY = (
 )
 
 
-def said(title: str, text: str, *, good: bool | None = None) -> str:
-    """One of the two columns. good: mark it as proved"""
+def said(title: str, text: str, after: str = "", *, good: bool | None = None) -> str:
+    """One of the two columns. after: what was written later    good: mark it as proved"""
     body = html.escape(text) if text else "<span class='faint'>…</span>"
+    if after:
+        body += f"<span class='faint'>{html.escape(after)}</span>"
     mark = " good" if good else ""
     return f"<div class='said{mark}'><h3>{title}</h3><p>{body}</p></div>"
 
@@ -42,7 +44,15 @@ def card(forced: ForcedPrefix) -> str:
             f"out differently; wanted was “{due}”. Try kernel keys, a larger margin, or more "
             "repair steps.</p>"
         )
-    return f"<div class='proof'>{verdict}<table>{rows}</table></div>"
+    sampled = ""
+    if forced.sampled is not None:
+        same = forced.sampled == forced.target_text
+        sampled = (
+            f"<p class='{'good' if same else 'bad'}'>Sampled at temperature "
+            f"{forced.request.temperature:g}: {'the same text' if same else 'another text'}"
+            f"{'' if same else ', “' + html.escape(forced.sampled) + '”'}.</p>"
+        )
+    return f"<div class='proof'>{verdict}{sampled}<table>{rows}</table></div>"
 
 
 def _numbers(forced: ForcedPrefix) -> list[tuple[str, str, bool, str]]:
@@ -56,6 +66,12 @@ def _numbers(forced: ForcedPrefix) -> list[tuple[str, str, bool, str]]:
             f"{proof.gap:.2f} logits",
             proof.gap > 0.01,
             "of the chosen token over the runner-up, at the closest step; near 0, rounding decides",
+        ),
+        (
+            "Chance when sampled",
+            f"{100 * proof.probability:.3g} %",
+            True,
+            "that sampling at temperature 1 says the whole text; raise the margin to raise it",
         ),
         (
             "Coverage",
@@ -86,8 +102,8 @@ def _numbers(forced: ForcedPrefix) -> list[tuple[str, str, bool, str]]:
             "Repair",
             f"{proof.repairs} steps, {proof.repaired_layers} layers",
             True,
-            "gradient steps on attention outputs until every token led; 0 if the model would have "
-            "said it after the source anyway",
+            "gradient steps on attention outputs until every token led; 0 if the model says it "
+            "after the source anyway",
         ),
         (
             "Time",
