@@ -223,13 +223,19 @@ def margin_of(lm: LoadedModel, request: Request) -> float:
     return 2.0 if exact else 4.0
 
 
-def find_trajectory(lm: LoadedModel, request: Request, ids: Tensor) -> Iterator[Trajectory]:
-    """Record, add the prompt's own ending, repair. Yields as it goes; the last is the result."""
+def find_trajectory(
+    lm: LoadedModel, request: Request, ids: Tensor, others: Sequence[Tensor] = ()
+) -> Iterator[Trajectory]:
+    """Record, add the prompts' own endings, repair. Yields as it goes; the last is the result.
+
+    ids: (1, n) the prompt    others: further prompts as ids, beside those of the request
+    """
     source = ids
     if request.source is not None:
         source = text.encode(lm, request.source, chat=request.chat, specials=request.specials)
     target = _target(lm, request, source)
-    prompts = [ids, *(prompt_ids(lm, replace(request, prompt=one)) for one in request.others)]
+    written = (prompt_ids(lm, replace(request, prompt=one)) for one in request.others)
+    prompts = [ids, *others, *written]
     longest = max(one.shape[1] for one in prompts)
     length = max(longest, source.shape[1]) + len(target)
     if length > lm.geometry.context:
