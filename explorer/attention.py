@@ -160,6 +160,30 @@ def blocks(call: AttentionCall, n_keys: int) -> Iterator[slice]:
         yield slice(first, min(first + size, n_queries))
 
 
+def logits_of(call: AttentionCall, rows: slice) -> Tensor:
+    """What a run of queries puts into its softmax: scaled, capped and masked, in float32.
+
+    rows: with start and stop → (b, h, rows, k), −inf where a query sees nothing; where only the
+    future is masked, the keys after the last of these queries are left out
+    """
+    batch, heads, _, head_dim = call.query.shape
+    n_kv, n_keys = call.key.shape[1:3]
+    causal = call.mask is None and call.query.shape[2] > 1
+    seen = rows.stop if causal else n_keys  # sdpa aligns its causal mask top left
+    query = call.query[:, :, rows].float() * call.scaling
+    query = query.view(batch, n_kv, heads // n_kv, -1, head_dim)
+    logits = (query @ call.key[:, :, None, :seen].float().mT).flatten(1, 2)
+    if call.softcap is not None:
+        logits = call.softcap * torch.tanh(logits / call.softcap)
+    if causal:
+        future = torch.ones(rows.stop - rows.start, seen, dtype=torch.bool, device=logits.device)
+        return logits.masked_fill(future.triu(1 + rows.start), -torch.inf)
+    if call.mask is None:
+        return logits
+    mask = call.mask[:, :, rows, :seen]
+    return logits.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else logits + mask
+
+
 def log_sum_exp(call: AttentionCall) -> Tensor:
     """log Σ_k exp(s·q·k), over the keys each query may see: the softmax's denominator.
 
@@ -168,28 +192,7 @@ def log_sum_exp(call: AttentionCall) -> Tensor:
 
     → (b, h, q), float32
     """
-    batch, heads, n_queries, head_dim = call.query.shape
-    n_kv, n_keys = call.key.shape[1:3]
-    key = call.key.float()[:, :, None].mT  # (b, g, 1, d, k)
-    causal = call.mask is None and n_queries > 1
-    parts = []
-    for rows in blocks(call, n_keys):
-        query = call.query[:, :, rows].float() * call.scaling
-        query = query.view(batch, n_kv, heads // n_kv, -1, head_dim)
-        seen = rows.stop if causal else n_keys  # sdpa aligns its causal mask top left
-        logits = (query @ key[..., :seen]).flatten(1, 2)  # (b, h, rows, k)
-        if call.softcap is not None:
-            logits = call.softcap * torch.tanh(logits / call.softcap)
-        if causal:
-            future = torch.ones(rows.stop - rows.start, seen, dtype=torch.bool, device=key.device)
-            logits = logits.masked_fill(future.triu(1 + rows.start), -torch.inf)
-        elif call.mask is not None:
-            mask = call.mask[:, :, rows, :seen]
-            if mask.dtype == torch.bool:
-                logits = logits.masked_fill(~mask, -torch.inf)
-            else:
-                logits = logits + mask
-        parts.append(logits.logsumexp(-1))
+    parts = [logits_of(call, rows).logsumexp(-1) for rows in blocks(call, call.key.shape[2])]
     total = torch.cat(parts, dim=-1)
     if call.sink is not None:
         total = torch.logaddexp(total, call.sink.float()[None, :, None])

@@ -55,19 +55,33 @@ class Slots:
         return replace(self, key=self.key.to(device), value=self.value.to(device), bias=bias)
 
 
+def scores(call: AttentionCall, slots: Slots, rows: slice = slice(None)) -> Tensor:
+    """What a run of queries puts into the softmax for the slots: s·q·κ + β. → (b, h, rows, p)"""
+    logits = _grouped_scores(call, slots, rows)
+    batch, heads = call.query.shape[:2]
+    return logits.view(batch, heads, -1, len(slots))
+
+
+def _grouped_scores(call: AttentionCall, slots: Slots, rows: slice = slice(None)) -> Tensor:
+    """The same with query heads and queries of a key/value head in one axis. → (b, g, Gq, p)"""
+    batch, _, _, head_dim = call.query.shape
+    query = call.query[:, :, rows].float()
+    query = query.reshape(batch, slots.key.shape[0], -1, head_dim) * call.scaling
+    logits = query @ slots.key.float().mT
+    if call.softcap is not None and slots.capped:
+        logits = call.softcap * torch.tanh(logits / call.softcap)
+    if slots.bias is not None:
+        logits = logits + slots.bias.float()[:, None]
+    return logits
+
+
 def attend(call: AttentionCall, slots: Slots) -> tuple[Tensor, Tensor]:
     """What the slots alone answer, and how loudly.
 
     → output (b, h, q, d) and log-sum-exp (b, h, q), both float32
     """
-    batch, heads, n_queries, head_dim = call.query.shape
-    n_kv = slots.key.shape[0]
-    query = call.query.float().reshape(batch, n_kv, -1, head_dim) * call.scaling  # (b, g, Gq, d)
-    logits = query @ slots.key.float().mT  # (b, g, Gq, p)
-    if call.softcap is not None and slots.capped:
-        logits = call.softcap * torch.tanh(logits / call.softcap)
-    if slots.bias is not None:
-        logits = logits + slots.bias.float()[:, None]
+    batch, heads, n_queries, _ = call.query.shape
+    logits = _grouped_scores(call, slots)
     weights = torch.softmax(logits, -1)
     # LSE = max − log(largest weight), which is at least 1/p: two cheap passes instead of six.
     loudness = logits.amax(-1) - weights.amax(-1).log()

@@ -4,11 +4,12 @@ One softmax means one unit of attention to share out. Groups are the prefix, the
 token, on which trained models park attention), the prompt, and what was generated. Shares come
 from a second fused attention call with indicators for values, the prefix's share from
 log-sum-exps; a (q, k) matrix is never stored, so memory grows with the length of the text only.
+Long texts are read in blocks with a cache, so that this holds for the forward pass as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -17,9 +18,16 @@ import torch
 from torch import Tensor
 
 from explorer.attention import AttentionCall, Output, patched
+from explorer.errors import ExplorerError
 from explorer.lm import LoadedModel
 from explorer.prefix import Prefix, share
 from explorer.text import Token, display, encode
+
+BLOCK = 2048  # longer texts are read in blocks of this many tokens
+RESERVED = ("prefix", "sink", "prompt", "generated")
+
+# Told how far a long reading is, in words and in [0, 1]; may raise to end it.
+Note = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
@@ -28,16 +36,18 @@ class Mass:
 
     shares: (l, h, q, n) float32, the last axis along `groups`; sums to 1 unless the model has a
             learned sink without value
-    groups: names, "prefix" first    ids: (q,) the text    tokens: it as people read it
+    groups: names, "prefix" first    ids: (k,) the text    tokens: it as people read it
+    positions: (q,) the positions it is seen from: all of the text unless fewer were asked for
     """
 
     shares: np.ndarray
     groups: tuple[str, ...]
     ids: tuple[int, ...]
     tokens: tuple[Token, ...]
+    positions: tuple[int, ...] = ()
 
     def of(self, group: str, position: int = -1) -> np.ndarray:
-        """Share of one group, seen from one position. → (l, h)"""
+        """Share of one group, seen from one of the kept positions. → (l, h)"""
         return self.shares[:, :, position, self.groups.index(group)]
 
     def to_frame(self):
@@ -45,9 +55,10 @@ class Mass:
         import pandas as pd  # only here; it is gradio's dependency, not ours
 
         names = ("layer", "head", "position", "group")
-        index = pd.MultiIndex.from_product(
-            [*(range(n) for n in self.shares.shape[:3]), self.groups], names=names
-        )
+        n_layers, n_heads, n_positions, _ = self.shares.shape
+        seen_from = self.positions or range(n_positions)
+        axes = [range(n_layers), range(n_heads), seen_from, self.groups]
+        index = pd.MultiIndex.from_product(axes, names=names)
         return pd.Series(self.shares.ravel(), index=index, name="share").reset_index()
 
 
@@ -60,6 +71,8 @@ def mass(
     groups: Mapping[str, Sequence[int]] | None = None,
     chat: bool = False,
     adapter: AbstractContextManager[None] | None = None,
+    positions: Sequence[int] | None = None,
+    note: Note | None = None,
 ) -> Mass:
     """Share of attention on prefix, sink, prompt and generated text, from every position.
 
@@ -67,18 +80,23 @@ def mass(
     generated: how many of the last tokens the model wrote itself
     groups: further names and the positions they stand for, taken out of prompt and generated
     adapter: an opened-once context such as `adapter.applied(lm)` under which the text is read
+    positions: keep only what is seen from these, ascending; for texts of many thousand tokens
+    note: told after every block of a long text
     """
     ids = encode(lm, prompt, chat=chat) if isinstance(prompt, str) else prompt
     length = ids.shape[1]
     names, member = _membership(length, length - generated, groups or {})
     one_hot = torch.nn.functional.one_hot(member, len(names)).float()[None].to(lm.device)
-    shares = measure(lm, ids, one_hot, prefix, adapter)
+    kept = range(length) if positions is None else sorted({range(length)[at] for at in positions})
+    shares = measure(lm, ids, one_hot, prefix, adapter, positions=kept, note=note)
     tokens = tuple(display(lm.tokenizer, ids[0].tolist())) if lm.tokenizer else ()
-    return Mass(shares.numpy(), ("prefix", *names), tuple(ids[0].tolist()), tokens)
+    return Mass(shares.numpy(), ("prefix", *names), tuple(ids[0].tolist()), tokens, tuple(kept))
 
 
 def _membership(length: int, prompt_end: int, groups: Mapping[str, Sequence[int]]):
     """→ group names, and (k,) the index of each key's group"""
+    if taken := set(groups) & set(RESERVED):
+        raise ExplorerError(f"A group cannot be called {min(taken)}.", "Choose another name.")
     names = ["sink", "prompt", "generated", *groups]
     member = torch.ones(length, dtype=torch.long)
     member[prompt_end:] = 2
@@ -97,31 +115,48 @@ def measure(
     adapter: AbstractContextManager[None] | None = None,
     *,
     mask: Tensor | None = None,
+    block: int = BLOCK,
+    positions: Sequence[int] | None = None,
+    note: Note | None = None,
 ) -> Tensor:
     """Shares of any groups of keys, the prefix's first.
 
-    ids: (1, q)    indicator: (1, q, n), each key's membership; n ≤ head size
+    ids: (1, k)    indicator: (1, k, n), each key's membership; n ≤ head size
+    block: a text that is longer is read in blocks of so many tokens, with a cache
+    positions: ascending, the ones to keep; all where it is None
     → (l, h, q, 1 + n), float32, CPU
     """
-    geometry = lm.geometry
-    shape = (geometry.n_layers, geometry.n_heads, ids.shape[1], 1 + indicator.shape[-1])
+    geometry, length = lm.geometry, ids.shape[1]
+    kept = torch.arange(length) if positions is None else torch.tensor(positions)
+    shape = (geometry.n_layers, geometry.n_heads, len(kept), 1 + indicator.shape[-1])
     shares = torch.zeros(shape)
     slots = None
     if prefix is not None:
         prefix.check(lm)
         slots = [one.to(lm.device) for one in prefix.layers]
+    first = stop = 0
 
     def watch(call: AttentionCall) -> Output:
-        text = call.weigh(indicator)[0]  # (h, q, n)
+        # Sliding layers have dropped the keys that no query of this block can see.
+        text = call.weigh(indicator[:, stop - call.key.shape[2] : stop])[0]  # (h, q, n)
+        inside = slice(*torch.searchsorted(kept, torch.tensor([first, stop])).tolist())
+        rows = (kept[inside] - first).to(text.device)
         if slots is not None and len(slots[call.layer]):
             alpha = share(call, slots[call.layer])[0]  # (h, q)
-            shares[call.layer, ..., 0] = alpha.cpu()
+            shares[call.layer, :, inside, 0] = alpha[:, rows].cpu()
             text = (1 - alpha)[..., None] * text
-        shares[call.layer, ..., 1:] = text.cpu()
+        shares[call.layer, :, inside, 1:] = text[:, rows].cpu()
         return call.run()
 
+    start = 0 if prefix is None else prefix.span
+    cache = lm.new_cache() if length > block else None
     # `watch` lies inside the prefix: it sees the text's own attention, and the prefix joins later.
     joined = prefix.applied(lm) if prefix is not None else nullcontext()
     with patched(lm, watch), joined, adapter or nullcontext():
-        lm.logits(ids, mask=mask, last=1, start=0 if prefix is None else prefix.span)
+        while stop < length:
+            first, stop = stop, min(stop + block, length)
+            seen = None if mask is None else mask[:, :stop]
+            lm.logits(ids[:, first:stop], mask=seen, cache=cache, last=1, start=start + first)
+            if note is not None:
+                note(f"read {stop:,} of {length:,} tokens", stop / length)
     return shares

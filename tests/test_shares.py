@@ -7,10 +7,13 @@ import torch
 from torch.testing import assert_close
 
 from explorer.attention import patched
+from explorer.errors import ExplorerError
+from explorer.lm import freeze
 from explorer.prefix import Prefix
+from explorer.rows import rows
 from explorer.shares import mass, measure
 from tests.test_attention import LONG, padded
-from tests.tiny import WINDOW, tiny_ids
+from tests.tiny import WINDOW, tiny_ids, tiny_model
 
 
 def eager_weights(lm, *args, **kwargs) -> torch.Tensor:
@@ -90,3 +93,51 @@ def test_mass_as_a_table_has_every_share(lm):
     assert len(frame) == seen.shares.size
     row = frame[(frame["layer"] == 1) & (frame["head"] == 2) & (frame["position"] == 3)]
     assert row.set_index("group")["share"]["prompt"] == seen.shares[1, 2, 3, 2]
+
+
+@pytest.mark.parametrize("with_prefix", [False, True])
+def test_blocks_do_not_change_the_shares(lm, with_prefix):
+    ids = tiny_ids(1, LONG)
+    prefix = Prefix.of_text(lm, tiny_ids(1, 3, seed=1)) if with_prefix else None
+    groups = torch.eye(LONG)[None, :, :4]
+    whole = measure(lm, ids, groups, prefix)
+    blocks = measure(lm, ids, groups, prefix, block=5)
+    assert_close(blocks, whole, atol=1e-5, rtol=0)
+    some = measure(lm, ids, groups, prefix, block=5, positions=[0, 4, 5, LONG - 1])
+    assert_close(some, whole[:, :, [0, 4, 5, LONG - 1]], atol=1e-5, rtol=0)
+
+
+def test_32768_tokens_in_blocks_equal_rows_computed_one_by_one():
+    sizes = dict(num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1)
+    lm = freeze(tiny_model("llama", max_position_embeddings=32768, **sizes), None)
+    ids, told = tiny_ids(1, 32768), []
+    at = [0, 4095, 4096, 20_000, 32_767]
+    seen = mass(
+        lm,
+        ids,
+        groups={"early": range(100, 200)},
+        positions=at,
+        note=lambda *said: told.append(said),
+    )
+    assert seen.positions == tuple(at)
+    assert told[-1][1] == 1 and len(told) == 16
+    for row, position in enumerate(at):  # the slow way: a whole pass over what a query sees
+        weights = rows(lm, ids[:, : position + 1], [-1]).weights[:, :, 0]
+        assert_close(seen.of("sink", row), weights[..., 0], atol=1e-5, rtol=0)
+        assert_close(seen.of("early", row), weights[..., 100:200].sum(-1), atol=1e-5, rtol=0)
+    assert_close(seen.shares.sum(-1), 0 * seen.shares[..., 0] + 1, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("lm", ["llama"], indirect=True)
+def test_a_long_reading_can_be_stopped_and_leaves_the_model_itself(lm):
+    def stop(_: str, fraction: float) -> None:
+        raise KeyboardInterrupt(fraction)
+
+    with pytest.raises(KeyboardInterrupt, match=r"0\.5"):
+        measure(lm, tiny_ids(1, 8), torch.eye(8)[None], block=4, note=stop)
+
+
+@pytest.mark.parametrize("lm", ["llama"], indirect=True)
+def test_a_group_cannot_take_a_name_that_has_a_meaning(lm):
+    with pytest.raises(ExplorerError, match="prefix"):
+        mass(lm, tiny_ids(1, 4), groups={"prefix": [1]})

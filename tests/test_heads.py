@@ -1,0 +1,107 @@
+"""Rows of attention and heads found by rule are what transformers' eager attention says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from explorer import heads
+from explorer.errors import ExplorerError
+from explorer.prefix import Prefix
+from explorer.rows import rows
+from explorer.shares import mass
+from tests.test_attention import LONG
+from tests.test_shares import eager_weights
+from tests.tiny import WINDOW, tiny_ids
+
+
+def test_rows_are_the_eager_weights(lm):
+    ids = tiny_ids(1, LONG)
+    found = rows(lm, ids, [0, 3, -1])
+    expected = eager_weights(lm, ids)[:, :, [0, 3, LONG - 1]]
+    assert found.positions == (0, 3, LONG - 1)
+    assert_close(torch.from_numpy(found.weights), expected, atol=1e-5, rtol=0)
+    logs = torch.from_numpy(found.scores).log_softmax(-1).exp()
+    assert_close(logs, expected, atol=1e-5, rtol=0)
+
+
+def test_rows_with_a_prefix_are_the_eager_weights_over_a_cache(lm):
+    ids, length = tiny_ids(1, WINDOW - 3), 3
+    prefix = Prefix.of_text(lm, tiny_ids(1, length, seed=1))
+    found = rows(lm, ids, range(ids.shape[1]), prefix)
+    expected = eager_weights(lm, ids, cache=prefix.as_cache(lm), start=length)
+    assert found.n_slots == length
+    assert_close(torch.from_numpy(found.weights), expected, atol=1e-5, rtol=0)
+
+
+def test_rows_sum_to_the_shares(lm):
+    ids, prefix = tiny_ids(1, LONG), Prefix.of_text(lm, tiny_ids(1, 3, seed=1))
+    weights, shares = rows(lm, ids, [-1], prefix).weights[:, :, 0], mass(lm, ids, prefix)
+    assert np.allclose(weights[..., :3].sum(-1), shares.of("prefix"), atol=1e-5)
+    assert np.allclose(weights[..., 3], shares.of("sink"), atol=1e-5)
+
+
+@pytest.mark.parametrize("lm", ["llama"], indirect=True)
+def test_the_top_keys_and_the_entropy_are_those_of_the_row(lm):
+    found = rows(lm, tiny_ids(1, 6), [-1], Prefix.of_text(lm, tiny_ids(1, 2, seed=1)))
+    top = found.top(1, 2, n=3)
+    row = found.weights[1, 2, 0]
+    assert [weight for _, weight in top] == sorted(row.tolist(), reverse=True)[:3]
+    for position, weight in top:
+        assert row[position + 2 if position >= 0 else -1 - position] == pytest.approx(weight)
+    assert found.entropy[1, 2, 0] == pytest.approx(float(-(row * np.log(row)).sum()), abs=1e-5)
+
+
+def test_heads_found_by_rule_agree_with_eager_weights(lm):
+    ids = tiny_ids(1, LONG)
+    weights = eager_weights(lm, ids)
+    steps = torch.arange(1, LONG)
+    back = weights[:, :, steps, steps - 1].mean(-1)
+    assert_close(torch.from_numpy(heads.find(lm, "previous token", ids).scores), back, **NEAR)
+    sink = weights[:, :, 1:, 0].mean(-1)
+    assert_close(torch.from_numpy(heads.find(lm, "most sink", ids).scores), sink, **NEAR)
+    twice = heads.repeated(lm, 11, seed=3)
+    again = torch.arange(11, 22)
+    induction = eager_weights(lm, twice)[:, :, again, again - 10].mean(-1)
+    assert_close(torch.from_numpy(heads.on_offset(lm, twice, 10, 11)), induction, **NEAR)
+
+
+NEAR = dict(atol=1e-5, rtol=0)
+
+
+def test_with_a_prefix_heads_share_what_it_leaves(lm):
+    ids, prefix = tiny_ids(1, WINDOW - 3), Prefix.of_text(lm, tiny_ids(1, 3, seed=1))
+    weights = eager_weights(lm, ids, cache=prefix.as_cache(lm), start=3)
+    steps = torch.arange(1, ids.shape[1])
+    back = weights[:, :, steps, steps + 2].mean(-1)
+    found = heads.find(lm, "previous token", ids, prefix)
+    assert_close(torch.from_numpy(found.scores), back, **NEAR)
+    most = heads.find(lm, "most prefix", ids, prefix).scores
+    assert_close(torch.from_numpy(most), weights[:, :, 1:, :3].sum(-1).mean(-1), **NEAR)
+
+
+def test_smollm2_has_the_heads_that_eager_attention_shows(smollm2):
+    twice = heads.repeated(smollm2)
+    weights = eager_weights(smollm2, twice)
+    n = heads.PERIOD
+    again, steps = torch.arange(n, 2 * n), torch.arange(1, 2 * n)
+    for rule, expected in [
+        ("induction", weights[:, :, again, again - n + 1].mean(-1)),
+        ("previous token", weights[:, :, steps, steps - 1].mean(-1)),
+        ("most sink", weights[:, :, 1:, 0].mean(-1)),
+    ]:
+        found = heads.find(smollm2, rule, twice)
+        assert_close(torch.from_numpy(found.scores), expected, atol=1e-5, rtol=0)
+        score = found.top(1)[0][-1]
+        assert score == pytest.approx(float(expected.max()), abs=1e-5)
+        assert score > 0.5, f"no clear {rule} head"
+
+
+@pytest.mark.parametrize("lm", ["llama"], indirect=True)
+def test_a_rule_that_cannot_apply_is_explained(lm):
+    with pytest.raises(ExplorerError, match="No prefix"):
+        heads.find(lm, "most prefix", tiny_ids(1, 5))
+    with pytest.raises(ExplorerError, match="before it"):
+        heads.find(lm, "previous token", tiny_ids(1, 1))
