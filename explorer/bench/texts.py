@@ -47,7 +47,9 @@ PARAGRAPH = (
     "the oil, he showed him the drawers, three hundred and sixty-five of them, one for each day, "
     "and the inspector sat down on the stairs and read until the tide had come and gone twice. "
     "He left without a word, but every year since, on the same evening, a small parcel has come "
-    "with the supply boat. It holds a candle, a stamp of no country, and one sheet of white paper."
+    "with the supply boat. It holds a candle, a stamp of no country, and one sheet of white paper. "
+    "Nobody in the village knows who sends it, and nobody asks; they light the candle, watch it "
+    "burn down to the plate, and count the waves."
 )
 TARGETS = (
     " The answer is 42. Please bring a towel.",
