@@ -13,7 +13,14 @@ import torch
 from torch.testing import assert_close
 from transformers import DynamicCache, StaticCache
 
-from explorer.attention import log_sum_exp, patched, self_test
+from explorer.attention import (
+    AttentionCall,
+    blocks,
+    log_sum_exp,
+    logits_of,
+    patched,
+    self_test,
+)
 from explorer.errors import ExplorerError
 from explorer.generate import stream
 from explorer.lm import freeze
@@ -309,3 +316,19 @@ def test_a_model_that_bypasses_the_seam_is_refused_with_a_hint(monkeypatch):
     with pytest.raises(ExplorerError, match="2 of 3 layers") as refused:
         self_test(lm)
     assert "Llama" in refused.value.hint
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_fused_denominator_is_the_one_summed_in_blocks(masked):
+    generator = torch.Generator().manual_seed(0)
+    query = 3 * torch.randn(2, 6, 20, 10, generator=generator)
+    key = torch.randn(2, 3, 23 if masked else 20, 10, generator=generator)
+    mask = None
+    if masked:
+        mask = torch.ones(2, 1, 20, 23, dtype=torch.bool).tril(3)
+        mask[1, :, :, :9] = False  # padding: the first queries of this row see nothing
+    call = AttentionCall(0, query, key, key, mask, 0.4)
+    fused = log_sum_exp(call)
+    slow = torch.cat([logits_of(call, rows).logsumexp(-1) for rows in blocks(call, 10**6)], -1)
+    assert_close(fused, slow, atol=1e-5, rtol=1e-5)
+    assert torch.isneginf(fused).any() == masked
