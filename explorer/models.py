@@ -1,8 +1,8 @@
-"""Find a model's weights, load them in full or reduced precision, freeze them, prove the seam.
+"""Load a model in full or reduced precision, freeze it, prove the seam.
 
-A model is named by a preset, a hub id, a local folder, or a GGUF file. A preset lists where its
-weights may come from; the first that answers is used and named in `LoadedModel.origin`.
-One model is loaded in a process: loading another frees the first before it allocates.
+A model is named by a preset, a hub id, a local folder, or a GGUF file (see `presets`); what
+answered is named in `LoadedModel.origin`. One model is loaded in a process: loading another frees
+the first before it allocates.
 """
 
 from __future__ import annotations
@@ -10,14 +10,11 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import re
 import threading
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import transformers
-from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
@@ -36,6 +33,7 @@ from explorer.lm import (
     bytes_of,
     freeze,
 )
+from explorer.presets import PRESETS, Found, Preset, locate
 
 __all__ = [
     "PRESETS",
@@ -60,47 +58,6 @@ logging.getLogger("bitsandbytes.autograd._functions").addFilter(
     lambda record: "inputs will be cast" not in record.getMessage()
 )
 
-
-@dataclass(frozen=True)
-class Preset:
-    """A model with a short name.
-
-    repo: its hub id    parameters: how many    licence: what its users agree to
-    bundle: the same weights inside packages of the Python index, for machines without a hub
-    """
-
-    repo: str
-    parameters: int
-    licence: str
-    bundle: sources.Bundle | None = None
-    note: str = ""
-
-
-PRESETS: dict[str, Preset] = {
-    "smollm2-135m": Preset(
-        "HuggingFaceTB/SmolLM2-135M-Instruct",
-        134_515_008,
-        "Apache-2.0",
-        sources.SMOLLM2_135M,
-        "small, answers questions, first choice",
-    ),
-    "gemma3-270m": Preset(
-        "google/gemma-3-270m",
-        268_098_176,
-        "Gemma Terms of Use, https://ai.google.dev/gemma/terms",
-        sources.GEMMA3_270M,
-        "QK-norm and sliding windows; continues text",
-    ),
-    "gpt2": Preset("openai-community/gpt2", 124_439_808, "MIT", note="learned positions"),
-    "qwen3-0.6b": Preset("Qwen/Qwen3-0.6B", 596_049_920, "Apache-2.0", note="QK-norm"),
-    "llama-3.2-1b": Preset(
-        "meta-llama/Llama-3.2-1B-Instruct",
-        1_235_814_400,
-        "Llama 3.2 Community License, https://www.llama.com/llama3_2/license",
-        note="needs an accepted licence and a token",
-    ),
-    "qwen3-4b": Preset("Qwen/Qwen3-4B", 4_022_468_096, "Apache-2.0", note="wants a GPU"),
-}
 
 _current: LoadedModel | None = None
 _guard = threading.RLock()
@@ -141,7 +98,7 @@ def load(
     with _guard:
         if _current is not None and _current.spec == spec:
             return _current
-        found = _locate(spec, progress)
+        found = locate(spec, progress)
         config = _config(spec, found.where)
         _refuse_unsupported(spec, config)
         unload()
@@ -152,64 +109,6 @@ def load(
         self_test(lm)
         _current = lm
         return lm
-
-
-@dataclass(frozen=True)
-class _Found:
-    """where: what from_pretrained is given; source, licence: in words"""
-
-    where: str
-    source: str
-    licence: str
-
-
-def _locate(spec: ModelSpec, progress: Progress) -> _Found:
-    name = spec.name.strip()
-    if not name:
-        raise ExplorerError("No model is named.", "Choose one from the list or type a hub id.")
-    preset = PRESETS.get(name)
-    if preset is not None:
-        return _locate_preset(preset, spec.revision, progress)
-    path = Path(name).expanduser()
-    if path.suffix.lower() == ".gguf":
-        if not path.is_file():
-            raise ExplorerError(f"There is no file {name}.", "Check the path of the GGUF file.")
-        folder = sources.convert_gguf(path, progress)
-        return _Found(str(folder), f"file {path.name}", "see the file's own")
-    if path.is_dir():
-        return _Found(str(path), f"folder {path.name}", "see the folder's own")
-    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-        raise ExplorerError(
-            f"{name} is neither a preset, a hub id, a folder nor a GGUF file.",
-            "A hub id looks like HuggingFaceTB/SmolLM2-135M-Instruct.",
-        )
-    page = f"see https://huggingface.co/{name}"
-    return _Found(name, f"hub: {name}@{spec.revision}", page)
-
-
-def _locate_preset(preset: Preset, revision: str, progress: Progress) -> _Found:
-    on_hub = _Found(preset.repo, f"hub: {preset.repo}@{revision}", preset.licence)
-    # What is already here comes first: the hub's weights if they were ever fetched, else the
-    # bundle's; asking the network before every start would cost seconds and fail without one.
-    cached = try_to_load_from_cache(preset.repo, "config.json", revision=revision)
-    bundle = preset.bundle
-    if bundle is None or isinstance(cached, str):
-        return on_hub
-    folder = sources.converted(bundle)
-    if folder is None and not _offline():
-        try:
-            progress(f"Asking the hub for {preset.repo}", None)
-            AutoConfig.from_pretrained(preset.repo, revision=revision)
-            return on_hub
-        except OSError as error:  # no network, gated, unknown: the bundle has the same weights
-            log.info("hub does not answer for %s: %s", preset.repo, error)
-    if folder is None:
-        folder = sources.local_weights(bundle, progress)
-    return _Found(str(folder), f"package {bundle.package}", bundle.licence)
-
-
-def _offline() -> bool:
-    return os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "TRUE", "YES", "ON"}
 
 
 def _config(spec: ModelSpec, where: str):
@@ -365,7 +264,7 @@ def _quantization(kind: Quantization, compute: torch.dtype) -> BitsAndBytesConfi
     )
 
 
-def _origin(model, spec: ModelSpec, found: _Found) -> Origin:
+def _origin(model, spec: ModelSpec, found: Found) -> Origin:
     precision = str(model.dtype).removeprefix("torch.")
     if spec.quantization != "none":
         precision = f"{spec.quantization} weights, {precision} activations"
