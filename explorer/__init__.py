@@ -35,6 +35,7 @@ _PUBLIC = {
     "force": "forcing",
     "load": "models",
     "mass": "shares",
+    "trade_off": "tradeoff",
     "train": "training",
 }
 __all__ = sorted(_PUBLIC)

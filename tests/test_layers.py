@@ -35,6 +35,7 @@ ORDER = [
     "replay",
     "forcing",
     "detection",
+    "contenders",
     "tradeoff",
     "data",
     "examples",

@@ -1,0 +1,216 @@
+"""The trade-off: what is left of a prefix as the text grows, and of the text as the prefix grows.
+
+In one softmax a prefix has the share α = Σ_{j ≤ p} a_j ("PrefixMemory-Tuning", arXiv 2506.13674,
+Eq. 3): a longer text leaves it less, a longer prefix leaves the text less. Methods beside the
+softmax have no share at all. Two measures, never mixed:
+
+- share: α of what stands in one softmax with the text; NaN for everything else
+- ratio: ‖b‖ / ‖a·o_X‖, the added part against the rest, for every method of the form a·o_X + b
+
+and for gates their opening |tanh g|. Causal attention lets one pass over the longest text give
+every length: the query at position n − 1 has seen n tokens. The text is read in blocks that end
+at the lengths asked for, with a cache, so memory grows with the length alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from explorer.attention import AttentionCall, Output, patched
+from explorer.contenders import SLOTS, BehindGate, Contender, InSoftmax, prefixes, sentences
+from explorer.errors import ExplorerError
+from explorer.lm import LoadedModel
+from explorer.methods import Parts
+from explorer.prefix import Prefix
+
+LENGTHS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+WINDOW = 4  # queries averaged at each length: a single one depends on its word
+FIRST = 128  # lengths up to this are measured for everything first, so that there is a picture
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One contender, measured on r prompts at n lengths.
+
+    share: (r, n, l, h) α, NaN where the method is not in the softmax
+    ratio: (r, n, l, h) ‖b‖ / ‖a·o_X‖, NaN where a layer is left alone
+    slots: of a layer, 0 where there are none    gate: mean |tanh g|, NaN without a gate
+    Lengths that are not measured yet are NaN.
+    """
+
+    name: str
+    slots: int
+    share: np.ndarray
+    ratio: np.ndarray
+    gate: float = np.nan
+
+    def line(self, measure: str = "share") -> np.ndarray:
+        """Mean over heads of the share, or median over heads of the ratio. → (r, n)"""
+        values = getattr(self, measure)
+        flat = values.reshape(*values.shape[:2], -1)
+        told = np.isfinite(flat).any(-1)
+        line = np.full(flat.shape[:2], np.nan)
+        over = np.nanmean if measure == "share" else np.nanmedian
+        line[told] = over(flat[told], axis=-1)
+        return line
+
+    def band(self, measure: str = "share") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Mean, least and largest over the prompts measured so far. → three times (n,)"""
+        line = self.line(measure)
+        told = np.isfinite(line).any(0)
+        out = np.full((3, line.shape[1]), np.nan)
+        some = line[:, told]
+        if some.size:
+            out[:, told] = np.nanmean(some, 0), np.nanmin(some, 0), np.nanmax(some, 0)
+        return out[0], out[1], out[2]
+
+
+@dataclass(frozen=True)
+class TradeOff:
+    """Curves over the lengths of a text. complete: whether everything has been measured"""
+
+    lengths: tuple[int, ...]
+    curves: tuple[Curve, ...]
+    complete: bool = True
+
+    def curve(self, name: str) -> Curve:
+        return next(curve for curve in self.curves if curve.name == name)
+
+    def to_frame(self):
+        """A pandas table: name, slots, prompt, length, share, ratio; means and medians of heads."""
+        import pandas as pd
+
+        rows = [
+            (curve.name, curve.slots, prompt, length, share, ratio)
+            for curve in self.curves
+            for prompt, (shares, ratios) in enumerate(
+                zip(curve.line("share"), curve.line("ratio"), strict=True)
+            )
+            for length, share, ratio in zip(self.lengths, shares, ratios, strict=True)
+        ]
+        return pd.DataFrame(rows, columns=["name", "slots", "prompt", "length", "share", "ratio"])
+
+
+def trade_off(
+    lm: LoadedModel,
+    prompts: int | Sequence[Tensor] = 3,
+    contenders: Mapping[str, Contender | Prefix] | None = None,
+    *,
+    lengths: Sequence[int] = LENGTHS,
+    slots: Sequence[int] = SLOTS,
+) -> TradeOff:
+    """Share and ratio of everything that is put in front, against the length of the text.
+
+    prompts: ids (1, k) at least as long as the longest length, or how many of plain sentences
+    contenders: what is compared, by name; None takes prefixes of 1 to 32 tokens of an instruction
+    slots: sizes of these prefixes
+    """
+    for found in measured(lm, prompts, contenders, lengths=lengths, slots=slots):
+        last = found
+    return last
+
+
+def measured(
+    lm: LoadedModel,
+    prompts: int | Sequence[Tensor] = 3,
+    contenders: Mapping[str, Contender | Prefix] | None = None,
+    *,
+    lengths: Sequence[int] = LENGTHS,
+    slots: Sequence[int] = SLOTS,
+) -> Iterator[TradeOff]:
+    """The same in steps: what is known so far after every block of text, short lengths first."""
+    contenders = prefixes(lm, slots) if contenders is None else contenders
+    contenders = {
+        name: InSoftmax(one) if isinstance(one, Prefix) else one for name, one in contenders.items()
+    }
+    span = max(one.span for one in contenders.values())
+    lengths = tuple(sorted(n for n in set(lengths) if n + span <= lm.geometry.context))
+    if not lengths:
+        raise ExplorerError("No length fits into the model's context.", "Ask for shorter ones.")
+    texts = (
+        [sentences(lm, lengths[-1], seed) for seed in range(prompts)]
+        if isinstance(prompts, int)
+        else [ids[:, : lengths[-1]] for ids in prompts]
+    )
+    if any(ids.shape[1] < lengths[-1] for ids in texts):
+        raise ExplorerError("A text is shorter than the longest length.", "Give longer texts.")
+    empty = np.full((len(texts), len(lengths), lm.geometry.n_layers, lm.geometry.n_heads), np.nan)
+    curves = {
+        name: Curve(name, _slots(one), empty.copy(), empty.copy(), _opening(one))
+        for name, one in contenders.items()
+    }
+    short = [n for n in lengths if n <= FIRST]
+    turns = [(0, short), *((row, lengths) for row in range(len(texts)))]
+    for turn, (row, asked) in enumerate(turns):
+        for name, one in contenders.items():
+            for index, shares, ratios in _along(lm, one, texts[row], asked):
+                curves[name].share[row, index] = shares
+                curves[name].ratio[row, index] = ratios
+                yield _copied(lengths, curves, complete=False)
+        if turn and row == len(texts) - 1:
+            yield _copied(lengths, curves, complete=True)
+
+
+def _copied(lengths: tuple[int, ...], curves: Mapping[str, Curve], *, complete: bool) -> TradeOff:
+    """What leaves is never written to again."""
+    whole = (replace(c, share=c.share.copy(), ratio=c.ratio.copy()) for c in curves.values())
+    return TradeOff(lengths, tuple(whole), complete)
+
+
+@dataclass
+class _Meter:
+    """The patch that applies a contender and notes what it weighs.
+
+    share, ratio: (l, h) of the last queries of the latest block
+    """
+
+    parts: Parts
+    share: np.ndarray
+    ratio: np.ndarray
+    window: int = field(default=WINDOW)
+
+    def __call__(self, call: AttentionCall) -> Output:
+        output, weights = call.run()  # (b, q, h, d)
+        part = self.parts(call)
+        if part is None:
+            return output, weights
+        rest, added = part  # (b, h, q) or None, (b, h, q, d)
+        text = output.transpose(1, 2).float()
+        if rest is not None:
+            text = rest[..., None] * text
+            self.share[call.layer] = 1 - rest[0, :, -self.window :].mean(-1).cpu().numpy()
+        norms = (x[0, :, -self.window :].norm(dim=-1).mean(-1) for x in (added, text))
+        louder, quieter = norms
+        self.ratio[call.layer] = (louder / quieter.clamp(min=1e-12)).cpu().numpy()
+        return (text + added).transpose(1, 2).to(output.dtype), weights
+
+
+def _along(
+    lm: LoadedModel, one: Contender, ids: Tensor, lengths: Sequence[int]
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """→ (index of the length, share (l, h), ratio (l, h)), in ascending order"""
+    cache, done = lm.new_cache(), 0
+    for index, stop in enumerate(lengths):
+        nothing = np.full((lm.geometry.n_layers, lm.geometry.n_heads), np.nan)
+        with torch.no_grad():
+            meter = _Meter(one.parts(lm), nothing.copy(), nothing.copy())
+            with patched(lm, meter):
+                lm.logits(ids[:, done:stop], cache=cache, start=one.span + done, last=1)
+        done = stop
+        yield index, meter.share, meter.ratio
+
+
+def _slots(one: Contender) -> int:
+    if isinstance(one, InSoftmax | BehindGate):
+        return one.prefix.n_slots
+    return getattr(one.config, "slots", 0)
+
+
+def _opening(one: Contender) -> float:
+    gates = one.gates()
+    return float(gates.abs().nanmean()) if gates is not None else np.nan

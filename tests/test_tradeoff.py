@@ -1,0 +1,111 @@
+"""The trade-off's curves are shares and norms of the model's own attention."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from explorer import trade_off
+from explorer.attention import patched
+from explorer.contenders import OPENING, BehindGate, InSoftmax, prefixes, three_ways
+from explorer.errors import ExplorerError
+from explorer.methods import methods
+from explorer.prefix import Prefix
+from explorer.shares import mass
+from explorer.tradeoff import WINDOW, measured
+from tests.tiny import tiny_ids
+
+LENGTHS = (4, 9, 16)
+
+
+def test_the_share_along_the_lengths_is_the_mass_of_the_whole_text(lm):
+    ids, prefix = tiny_ids(1, LENGTHS[-1]), Prefix.of_text(lm, tiny_ids(1, 3, seed=1))
+    curve = trade_off(lm, [ids], {"it": prefix}, lengths=LENGTHS).curve("it")
+    shares = mass(lm, ids, prefix).shares[..., 0]  # (l, h, q)
+    for index, n in enumerate(LENGTHS):
+        expected = shares[:, :, n - WINDOW : n].mean(-1)
+        assert np.allclose(curve.share[0, index], expected, atol=1e-5)
+    assert curve.slots == 3
+
+
+def test_in_the_softmax_ratio_and_share_tell_the_same_output(lm):
+    ids, prefix = tiny_ids(1, 8), Prefix.of_text(lm, tiny_ids(1, 3, seed=1))
+    one = InSoftmax(prefix)
+    with torch.no_grad(), prefix.applied(lm):
+        expected = lm.logits(ids, start=prefix.span)
+    seen = []
+
+    def keep(call):
+        a, b = parts(call)
+        output, _ = call.run()
+        mixed = a[..., None] * output.transpose(1, 2).float() + b
+        seen.append(float(b[0, :, -1].norm(dim=-1).mean()))
+        return mixed.transpose(1, 2).to(output.dtype), None
+
+    parts = one.parts(lm)
+    with torch.no_grad(), patched(lm, keep):
+        ours = lm.logits(ids, start=prefix.span)
+    assert_close(ours, expected, atol=1e-4, rtol=1e-4)
+    assert min(seen) > 0
+
+
+def test_beside_the_softmax_there_is_no_share(lm):
+    curves = trade_off(lm, [tiny_ids(1, 16)], three_ways(lm, 3), lengths=LENGTHS)
+    assert np.isfinite(curves.curve("one softmax").share).all()
+    for name in ("gate", "memory"):
+        assert np.isnan(curves.curve(name).share).all()
+        assert (curves.curve(name).ratio > 0).all()
+    assert curves.curve("gate").gate == pytest.approx(OPENING)
+    assert np.isnan(curves.curve("memory").gate)
+
+
+def test_a_shut_gate_and_an_empty_memory_add_nothing(lm):
+    prefix = Prefix.of_text(lm, tiny_ids(1, 3, seed=1))
+    memory = methods("train")["prefix-memory"]
+    made = {"gate": BehindGate(prefix, 0.0), "memory": memory.build(lm, memory.config())}
+    curves = trade_off(lm, [tiny_ids(1, 9)], made, lengths=(4, 9))
+    for curve in curves.curves:
+        assert not np.nan_to_num(curve.ratio).any()
+
+
+def test_in_steps_every_picture_is_part_of_the_last(lm):
+    ids = [tiny_ids(1, 16), tiny_ids(1, 16, seed=5)]
+    front = {"it": Prefix.of_text(lm, tiny_ids(1, 3, seed=1))}
+    steps = list(measured(lm, ids, front, lengths=LENGTHS))
+    assert [step.complete for step in steps] == [False] * (len(steps) - 1) + [True]
+    last = steps[-1].curve("it").share
+    assert np.isfinite(last).all()
+    for step in steps:
+        share = step.curve("it").share
+        told = np.isfinite(share)
+        assert told.any()
+        assert np.allclose(share[told], last[told], atol=1e-5)
+    mean, low, high = steps[-1].curve("it").band()
+    assert (low <= mean).all() and (mean <= high).all()
+
+
+@pytest.mark.parametrize("lm", ["llama"], indirect=True)
+def test_the_table_holds_what_the_curves_hold(lm):
+    curves = trade_off(lm, 2, slots=(1, 2), lengths=(4, 8))
+    frame = curves.to_frame()
+    row = frame[(frame.name == "2 slots") & (frame.prompt == 1) & (frame.length == 8)]
+    assert row.share.item() == curves.curve("2 slots").line()[1, 1]
+    assert len(frame) == 2 * 2 * 2
+
+
+@pytest.mark.parametrize("lm", ["llama"], indirect=True)
+def test_lengths_end_with_the_models_context(lm):
+    assert trade_off(lm, 1, slots=(2,), lengths=(8, 126, 128)).lengths == (8, 126)
+    with pytest.raises(ExplorerError, match="context"):
+        trade_off(lm, 1, slots=(2,), lengths=(4096,))
+    with pytest.raises(ExplorerError, match="shorter"):
+        trade_off(lm, [tiny_ids(1, 4)], slots=(2,), lengths=(8,))
+
+
+def test_on_smollm2_text_drowns_a_prefix_and_a_prefix_drowns_text(smollm2):
+    curves = trade_off(smollm2, 1, prefixes(smollm2, (1, 16)), lengths=(8, 128))
+    short, long = curves.curve("16 slots").line()[0]
+    assert short > long + 0.1
+    assert short > curves.curve("1 slot").line()[0, 0]
