@@ -14,12 +14,13 @@ from explorer.detection import signs
 from explorer.errors import ExplorerError
 from explorer.forcing import Request, find_trajectory, force, open_forced, prompt_ids
 from explorer.generate import stream
+from explorer.lm import freeze
 from explorer.methods.attention_matching import Matching, moved, solve
 from explorer.positions import rotary_layers, rotation
 from explorer.prefix import Prefix
 from explorer.replay import Replay, replay
 from explorer.trajectory import record
-from tests.tiny import VOCABULARY, tiny_ids
+from tests.tiny import VOCABULARY, tiny_ids, tiny_model, tiny_tokenizer
 
 WORDS = "the cat sat on a mat and the dog ran to the old red house by the sea in the rain".split()
 
@@ -111,6 +112,31 @@ def test_moved_keys_are_the_keys_of_a_moved_text(lm):
         assert_close(there_and_back.layers[layer].key, solved.layers[layer].key, rtol=1e-4, atol=1)
 
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}
+YARN["original_max_position_embeddings"] = 32
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "rope_theta": 1e4, "low_freq_factor": 1.0}
+LLAMA3 |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+ODD = {
+    "yarn": ("llama", {"rope_parameters": YARN}, {0, 1, 2}),
+    "llama3": ("llama", {"rope_parameters": LLAMA3}, {0, 1, 2}),
+    "a layer without rotation": ("smollm3", {"no_rope_layers": [1, 0, 1]}, {0, 2}),
+    "interleaved": ("cohere", {}, {0, 1, 2}),
+}
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_scaled_missing_and_interleaved_rotary_embeddings_are_moved_too(kind):
+    architecture, options, rotary = ODD[kind]
+    lm = freeze(tiny_model(architecture, **options), tiny_tokenizer())
+    assert rotary_layers(lm) == rotary
+    target = tiny_ids(6, seed=3).tolist()
+    asked = Request("the cat sat", others=("a dog ran to the old house by the sea",), target=target)
+    *_, found = find_trajectory(lm, asked, prompt_ids(lm, asked))
+    solved = solve(lm, found)
+    for prompt in (asked.prompt, *asked.others):
+        assert said(lm, solved, target, prompt).said == target
+
+
 WRONG = {
     "an empty target": (dict(target=""), "empty"),
     "no ids": (dict(target=[]), "empty"),
@@ -128,9 +154,6 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_input_is_one_plain_sentence(name):
-    from explorer.lm import freeze
-    from tests.tiny import tiny_model, tiny_tokenizer
-
     lm = freeze(tiny_model("llama"), tiny_tokenizer())
     request, sentence = WRONG[name]
     with pytest.raises(ExplorerError, match=sentence) as caught:

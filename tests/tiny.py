@@ -71,7 +71,7 @@ def tiny_model(architecture: str, seed: int = 0, **sizes) -> PreTrainedModel:
     """A random model; equal seeds give equal weights. sizes: other than those above"""
     torch.manual_seed(seed)
     return AutoModelForCausalLM.from_config(
-        AutoConfig.for_model(architecture, **(_COMMON | SIZES[architecture] | sizes))
+        AutoConfig.for_model(architecture, **(_COMMON | SIZES.get(architecture, _GQA) | sizes))
     )
 
 
