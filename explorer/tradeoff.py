@@ -5,6 +5,7 @@ Eq. 3): a longer text leaves it less, a longer prefix leaves the text less. Meth
 softmax have no share at all. Two measures, never mixed:
 
 - share: α of what stands in one softmax with the text; NaN for everything else
+  (behind: without the first slot, which may have taken the sink's place)
 - ratio: ‖b‖ / ‖a·o_X‖, the added part against the rest, for every method of the form a·o_X + b
 
 and for gates their opening |tanh g|. Causal attention lets one pass over the longest text give
@@ -15,7 +16,8 @@ at the lengths asked for, with a cache, so memory grows with the length alone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -25,12 +27,14 @@ from explorer.attention import AttentionCall, Output, patched
 from explorer.contenders import SLOTS, BehindGate, Contender, InSoftmax, prefixes, sentences
 from explorer.errors import ExplorerError
 from explorer.lm import LoadedModel
-from explorer.methods import Parts
-from explorer.prefix import Prefix
+from explorer.prefix import Prefix, scores
 
 LENGTHS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 WINDOW = 4  # queries averaged at each length: a single one depends on its word
 FIRST = 128  # lengths up to this are measured for everything first, so that there is a picture
+
+
+Measure = Literal["share", "behind", "ratio"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,8 @@ class Curve:
     """One contender, measured on r prompts at n lengths.
 
     share: (r, n, l, h) α, NaN where the method is not in the softmax
+    first: (r, n, l, h) the part of α on the first slot. Where the slots are what a text left in
+           the cache, that is the text's first token, on which trained models park attention
     ratio: (r, n, l, h) ‖b‖ / ‖a·o_X‖, NaN where a layer is left alone
     slots: of a layer, 0 where there are none    gate: mean |tanh g|, NaN without a gate
     Lengths that are not measured yet are NaN.
@@ -47,19 +53,23 @@ class Curve:
     slots: int
     share: np.ndarray
     ratio: np.ndarray
+    first: np.ndarray
     gate: float = np.nan
 
-    def line(self, measure: str = "share") -> np.ndarray:
-        """Mean over heads of the share, or median over heads of the ratio. → (r, n)"""
-        values = getattr(self, measure)
+    def line(self, measure: Measure = "share") -> np.ndarray:
+        """Mean over heads of a share, or median over heads of the ratio. → (r, n)
+
+        behind: the share without the first slot
+        """
+        values = self.share - self.first if measure == "behind" else getattr(self, measure)
         flat = values.reshape(*values.shape[:2], -1)
         told = np.isfinite(flat).any(-1)
         line = np.full(flat.shape[:2], np.nan)
-        over = np.nanmean if measure == "share" else np.nanmedian
+        over = np.nanmedian if measure == "ratio" else np.nanmean
         line[told] = over(flat[told], axis=-1)
         return line
 
-    def band(self, measure: str = "share") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def band(self, measure: Measure = "share") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Mean, least and largest over the prompts measured so far. → three times (n,)"""
         line = self.line(measure)
         told = np.isfinite(line).any(0)
@@ -82,18 +92,18 @@ class TradeOff:
         return next(curve for curve in self.curves if curve.name == name)
 
     def to_frame(self):
-        """A pandas table: name, slots, prompt, length, share, ratio; means and medians of heads."""
-        import pandas as pd
+        """A pandas table: name, slots, prompt, length, and the three measures over heads."""
+        import pandas as pd  # only here; it is gradio's dependency, not ours
 
+        measures = get_args(Measure)
         rows = [
-            (curve.name, curve.slots, prompt, length, share, ratio)
+            (curve.name, curve.slots, prompt, length, *(lines[prompt, at] for lines in measured))
             for curve in self.curves
-            for prompt, (shares, ratios) in enumerate(
-                zip(curve.line("share"), curve.line("ratio"), strict=True)
-            )
-            for length, share, ratio in zip(self.lengths, shares, ratios, strict=True)
+            for measured in [[curve.line(measure) for measure in measures]]
+            for prompt in range(len(curve.share))
+            for at, length in enumerate(self.lengths)
         ]
-        return pd.DataFrame(rows, columns=["name", "slots", "prompt", "length", "share", "ratio"])
+        return pd.DataFrame(rows, columns=["name", "slots", "prompt", "length", *measures])
 
 
 def trade_off(
@@ -141,16 +151,17 @@ def measured(
         raise ExplorerError("A text is shorter than the longest length.", "Give longer texts.")
     empty = np.full((len(texts), len(lengths), lm.geometry.n_layers, lm.geometry.n_heads), np.nan)
     curves = {
-        name: Curve(name, _slots(one), empty.copy(), empty.copy(), _opening(one))
+        name: Curve(name, _slots(one), *(empty.copy() for _ in range(3)), _opening(one))
         for name, one in contenders.items()
     }
     short = [n for n in lengths if n <= FIRST]
     turns = [(0, short), *((row, lengths) for row in range(len(texts)))]
     for turn, (row, asked) in enumerate(turns):
         for name, one in contenders.items():
-            for index, shares, ratios in _along(lm, one, texts[row], asked):
-                curves[name].share[row, index] = shares
-                curves[name].ratio[row, index] = ratios
+            for index, meter in _along(lm, one, texts[row], asked):
+                curves[name].share[row, index] = meter.share
+                curves[name].ratio[row, index] = meter.ratio
+                curves[name].first[row, index] = meter.first
                 yield _copied(lengths, curves, complete=False)
         if turn and row == len(texts) - 1:
             yield _copied(lengths, curves, complete=True)
@@ -158,21 +169,24 @@ def measured(
 
 def _copied(lengths: tuple[int, ...], curves: Mapping[str, Curve], *, complete: bool) -> TradeOff:
     """What leaves is never written to again."""
-    whole = (replace(c, share=c.share.copy(), ratio=c.ratio.copy()) for c in curves.values())
-    return TradeOff(lengths, tuple(whole), complete)
+    whole = tuple(
+        replace(one, share=one.share.copy(), ratio=one.ratio.copy(), first=one.first.copy())
+        for one in curves.values()
+    )
+    return TradeOff(lengths, whole, complete)
 
 
-@dataclass
 class _Meter:
     """The patch that applies a contender and notes what it weighs.
 
-    share, ratio: (l, h) of the last queries of the latest block
+    share, first, ratio: (l, h) of the last queries of the latest block
     """
 
-    parts: Parts
-    share: np.ndarray
-    ratio: np.ndarray
-    window: int = field(default=WINDOW)
+    def __init__(self, lm: LoadedModel, one: Contender) -> None:
+        nothing = np.full((lm.geometry.n_layers, lm.geometry.n_heads), np.nan)
+        self.parts = one.parts(lm)
+        self.slots = one.prefix.layers if isinstance(one, InSoftmax) else None
+        self.share, self.first, self.ratio = nothing, nothing.copy(), nothing.copy()
 
     def __call__(self, call: AttentionCall) -> Output:
         output, weights = call.run()  # (b, q, h, d)
@@ -181,28 +195,32 @@ class _Meter:
             return output, weights
         rest, added = part  # (b, h, q) or None, (b, h, q, d)
         text = output.transpose(1, 2).float()
+        last = slice(max(0, text.shape[2] - WINDOW), text.shape[2])
         if rest is not None:
             text = rest[..., None] * text
-            self.share[call.layer] = 1 - rest[0, :, -self.window :].mean(-1).cpu().numpy()
-        norms = (x[0, :, -self.window :].norm(dim=-1).mean(-1) for x in (added, text))
-        louder, quieter = norms
+            alpha = 1 - rest[0, :, last]
+            self.share[call.layer] = alpha.mean(-1).cpu().numpy()
+            if self.slots is not None:
+                own = scores(call, self.slots[call.layer].to(call.query.device), last)[0]
+                sink = own.softmax(-1)[..., 0]  # (h, window)
+                self.first[call.layer] = (alpha * sink).mean(-1).cpu().numpy()
+        louder, quieter = (x[0, :, last].norm(dim=-1).mean(-1) for x in (added, text))
         self.ratio[call.layer] = (louder / quieter.clamp(min=1e-12)).cpu().numpy()
         return (text + added).transpose(1, 2).to(output.dtype), weights
 
 
 def _along(
     lm: LoadedModel, one: Contender, ids: Tensor, lengths: Sequence[int]
-) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """→ (index of the length, share (l, h), ratio (l, h)), in ascending order"""
+) -> Iterator[tuple[int, _Meter]]:
+    """→ (index of the length, what was measured there), in ascending order"""
     cache, done = lm.new_cache(), 0
     for index, stop in enumerate(lengths):
-        nothing = np.full((lm.geometry.n_layers, lm.geometry.n_heads), np.nan)
         with torch.no_grad():
-            meter = _Meter(one.parts(lm), nothing.copy(), nothing.copy())
+            meter = _Meter(lm, one)
             with patched(lm, meter):
                 lm.logits(ids[:, done:stop], cache=cache, start=one.span + done, last=1)
         done = stop
-        yield index, meter.share, meter.ratio
+        yield index, meter
 
 
 def _slots(one: Contender) -> int:

@@ -43,8 +43,11 @@ ORDER = [
     "evaluation",
     "spectra",
     "adapters",
+    "lessons",
     "jobs",
     "plots",
+    "plots_lessons",
+    "plots_tradeoff",
     "plots_training",
     "session",
     "bench",
@@ -55,7 +58,7 @@ ALONE = {"jobs": {"errors"}, "plots": {"errors"}, "data": {"errors"}}
 # Libraries that only these layers may know.
 ONLY = {
     "gradio": {"ui"},
-    "plotly": {"plots", "plots_training", "ui"},
+    "plotly": {"plots", "plots_training", "plots_lessons", "plots_tradeoff", "ui"},
     "peft": {"methods"},
     "gguf": {"conversion"},
     "bitsandbytes": {"models", "projections"},

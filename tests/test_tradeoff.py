@@ -13,6 +13,7 @@ from explorer.contenders import OPENING, BehindGate, InSoftmax, prefixes, three_
 from explorer.errors import ExplorerError
 from explorer.methods import methods
 from explorer.prefix import Prefix
+from explorer.rows import rows
 from explorer.shares import mass
 from explorer.tradeoff import WINDOW, measured
 from tests.tiny import tiny_ids
@@ -27,6 +28,12 @@ def test_the_share_along_the_lengths_is_the_mass_of_the_whole_text(lm):
     for index, n in enumerate(LENGTHS):
         expected = shares[:, :, n - WINDOW : n].mean(-1)
         assert np.allclose(curve.share[0, index], expected, atol=1e-5)
+    weights = rows(lm, ids, [-1], prefix).weights[:, :, 0]
+    assert np.allclose(weights[..., :3].sum(-1), shares[..., -1], atol=1e-5)
+    one = trade_off(lm, [ids[:, :1]], {"it": prefix}, lengths=(1,)).curve("it")
+    first = rows(lm, ids[:, :1], [0], prefix).weights[:, :, 0, 0]
+    assert np.allclose(one.first[0, 0], first, atol=1e-5)
+    assert np.allclose(one.line("behind"), one.line() - one.first.mean((2, 3)), atol=1e-6)
     assert curve.slots == 3
 
 
