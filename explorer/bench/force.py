@@ -3,6 +3,7 @@
 For every ending (" and", " but", ",", ".") and input length, windows of real sentences that end so
 are paired in all orders: one is the source, whose greedy continuation is the target; the other is
 what the user asks. Success means that free greedy decoding with the prefix gives the whole target.
+A report that exists already is continued.
 
     python -m explorer.bench force --model smollm2-135m --sentences FILE --per-group 10 --json OUT
     python -m explorer.bench force --model smollm2-135m --speed
@@ -78,21 +79,29 @@ class Cell:
 def windows(lm: LoadedModel, sentences: Sequence[str], ending: str, length: int, n: int) -> Tensor:
     """The first `n` windows of `length` tokens that end in `ending`, at most one a sentence.
 
-    A sentence that is too short is read on into the next. → (n, length), without begin-of-text
+    A sentence that is too short is read on into the next. Where the sentences do not hold enough
+    of them (texts without commas exist), the ending takes the place of a window's last token.
+
+    → (n, length), without begin-of-text
     """
     (last,) = text.plain(lm.tokenizer, "x" + ENDINGS[ending])[-1:]
     found: list[list[int]] = []
+    made: list[list[int]] = []
     for i in range(len(sentences)):
         ids = text.plain(lm.tokenizer, " ".join(sentences[i : i + 4]))
         at = next((j for j in range(length - 1, len(ids)) if ids[j] == last), None)
         if at is not None:
             found.append(ids[at - length + 1 : at + 1])
+        elif len(ids) >= length:
+            made.append([*ids[: length - 1], last])
         if len(found) == n:
-            return torch.tensor(found)
-    raise ExplorerError(
-        f"The sentences hold only {len(found)} windows of {length} tokens that end in {ending}.",
-        "Give more sentences, or ask for fewer a group.",
-    )
+            break
+    if len(found) + len(made) < n:
+        raise ExplorerError(
+            f"The sentences hold only {len(found) + len(made)} windows of {length} tokens.",
+            "Give more sentences, or ask for fewer a group.",
+        )
+    return torch.tensor([*found, *made][:n])
 
 
 def with_bos(lm: LoadedModel, ids: Tensor) -> Tensor:
@@ -174,24 +183,45 @@ def run(args: argparse.Namespace) -> dict:
     state = PartialState()
     lm = models.load(spec_of(args))
     sentences = Path(args.sentences).read_text(encoding="utf-8").splitlines()
+    known = _known(args, lm)
+    todo = [group for group in groups(args) if group not in known]
     cells: list[Cell] = []
     began = time.time()
-    with state.split_between_processes(list(groups(args))) as mine:
+
+    def report(cells: Sequence[Cell]) -> dict:
+        cells = [*known.values(), *cells]
+        return {
+            "model": lm.spec.name,
+            "origin": asdict(lm.origin),
+            "date": date.today().isoformat(),
+            "per_group": args.per_group,
+            "seconds": round(time.time() - began, 1),
+            "cells": [asdict(one) for one in cells],
+            "mean": means(cells),
+        }
+
+    with state.split_between_processes(todo) as mine:
         for i, group in enumerate(mine):
             sources = windows(lm, sentences, group.ending, group.source_len, args.per_group)
             users = windows(lm, sentences, group.ending, group.in_len, args.per_group)
             cells.append(cell(lm, group, sources, users))
             log.info("%d/%d %s", i + 1, len(mine), cells[-1])
-    cells = gather_object(cells)
-    return {
-        "model": lm.spec.name,
-        "origin": asdict(lm.origin),
-        "date": date.today().isoformat(),
-        "per_group": args.per_group,
-        "seconds": round(time.time() - began, 1),
-        "cells": [asdict(one) for one in cells],
-        "mean": means(cells),
-    }
+            if args.json and state.num_processes == 1:  # what is done survives an interruption
+                args.json.write_text(json.dumps(report(cells), indent=1))
+    return report(gather_object(cells))
+
+
+def _known(args: argparse.Namespace, lm: LoadedModel) -> dict[Group, Cell]:
+    """Cells of an earlier run of the same model that stand in the report already."""
+    if not args.json or not args.json.exists():
+        return {}
+    earlier = json.loads(args.json.read_text())
+    if (earlier.get("model"), earlier.get("per_group")) != (lm.spec.name, args.per_group):
+        raise ExplorerError(
+            f"{args.json} holds the report of another run.", "Name another file, or remove it."
+        )
+    cells = [Cell(**one) for one in earlier["cells"]]
+    return {Group(c.variant, c.ending, c.in_len, c.out_len, c.source_len): c for c in cells}
 
 
 def means(cells: Sequence[Cell]) -> dict[str, dict[str, float]]:
