@@ -28,7 +28,7 @@ def loss_chart(
     figure = go.Figure()
     for index, (name, values) in enumerate(losses.items()):
         colour, x = COLOURS[index % len(COLOURS)], list(range(1, len(values) + 1))
-        smooth = smoothed(values)
+        smooth = smoothed(values, weight=float(np.clip(1 - 10 / steps, 0.0, 0.9)))
         figure.add_scatter(
             x=x,
             y=values,
@@ -74,12 +74,16 @@ def loss_chart(
     )
     figure.update_xaxes(title="step", range=[0.5, max(steps, 2) + 0.5], zeroline=False)
     figure.update_yaxes(
-        title="loss (nats per token)", type="log", zeroline=False, exponentformat="none"
+        title="loss (nats per token)",
+        type="log",
+        zeroline=False,
+        exponentformat="none",
+        dtick="D2",
     )
     return figure
 
 
-def smoothed(values: Sequence[float], weight: float = 0.8) -> list[float]:
+def smoothed(values: Sequence[float], weight: float) -> list[float]:
     """Exponential moving average, unbiased at the start."""
     out, total, norm = [], 0.0, 0.0
     for value in values:
@@ -133,7 +137,7 @@ def gate_map(gates: np.ndarray, *, name: str, run: str) -> go.Figure:
 
 
 def spectrum_chart(decays: Mapping[str, np.ndarray], *, run: str) -> go.Figure:
-    """Eigenvalues of what each method adds over their largest, log axes.
+    """Eigenvalues of what each method adds in a head, over their largest, log axes.
 
     decays: by method, (d) in descending order; zeros are left out
     """

@@ -54,8 +54,9 @@ class Spectrum:
 
     @property
     def decay(self) -> np.ndarray:
-        """The pooled eigenvalues over their largest; zeros where b is zero. → (d)"""
-        return self.pooled / self.pooled[0] if self.pooled[0] > 0 else self.pooled
+        """Eigenvalues over the largest of their head, mean over the heads that add. → (d)"""
+        some = self.eigenvalues[self.eigenvalues[..., 0] > 0]  # (heads, d)
+        return (some / some[:, :1]).mean(0) if len(some) else np.zeros_like(self.pooled)
 
 
 def effective_rank(eigenvalues: np.ndarray) -> np.ndarray:

@@ -35,6 +35,8 @@ def build(spec: ModelSpec | None = None, data: Path | None = None) -> gr.Blocks:
             data=data or Path("data"),
             on_space=bool(os.environ.get("SPACE_ID")),
             demo=demo,
+            # Outside of the places: what lies in a tab is not there when the page opens.
+            run=gr.BrowserState("", storage_key="prefix-explorer-run", secret="prefix-explorer"),
         )
         gr.HTML(TITLE, elem_id="title")
         model_bar(page, demo)

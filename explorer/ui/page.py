@@ -54,6 +54,7 @@ class Page:
     status: the status line, first output of every event that follows a job
     data: folder for what runs leave behind    on_space: whether strangers use this machine
     demo: the page itself, for what happens when it opens
+    run: id of the visitor's detached run, kept by the browser so that it is found again
     """
 
     worker: Worker
@@ -62,6 +63,7 @@ class Page:
     data: Path
     on_space: bool
     demo: gr.Blocks
+    run: gr.BrowserState
 
     def session(self, request: gr.Request) -> Session:
         """The visitor who asks."""

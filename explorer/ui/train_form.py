@@ -44,14 +44,14 @@ def budget() -> list[gr.components.Component]:
 def settings(method: Method) -> list[gr.components.Component]:
     """Controls for what is one method's own: its learning rate and its knobs, fold and all."""
     with gr.Group():
-        gr.Markdown(f"**{method.title}** {method.summary}", container=True)
+        gr.HTML(f"<p class='hint'><b>{method.title}.</b> {method.summary}</p>", padding=True)
         with gr.Row():
             rate = gr.Number(
                 method.learning_rate,
                 label="Learning rate",
                 minimum=1e-6,
                 maximum=1.0,
-                min_width=130,
+                min_width=180,
             )
             return [rate, *knobs(method.config, _fixed(method))]
 

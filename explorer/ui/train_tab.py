@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
+from gradio.processing_utils import save_file_to_cache
 
 from explorer.adapters import Saved
 from explorer.data import bundled
@@ -82,16 +83,37 @@ def train_tab(page: Page) -> None:
                 elem_id="train-methods",
             )
             steps = gr.Slider(1, 400, STEPS, step=1, label="Steps", info="One reads one batch.")
-    with gr.Accordion("How it learns", open=False), gr.Row():
-        shared = budget()
-        held_out = gr.Slider(
-            4, 400, HELD_OUT, step=1, label="Rows to test on", info="None of them is learnt from."
-        )
-        seed = gr.Number(0, precision=0, minimum=0, label="Seed", info="Same seed, same losses.")
-        template = gr.Textbox(
-            Wording().template, lines=2, label="How a row is put", info="{text} is the row's text."
-        )
-        chat = gr.Checkbox(False, label="As a chat message (the model's chat template)")
+    with gr.Accordion("How it learns", open=False):
+        with gr.Row():
+            shared = budget()
+        with gr.Row():
+            held_out = gr.Slider(
+                4,
+                400,
+                HELD_OUT,
+                step=1,
+                label="Rows to test on",
+                info="None of them is learnt from.",
+                min_width=180,
+            )
+            seed = gr.Number(
+                0,
+                precision=0,
+                minimum=0,
+                label="Seed",
+                info="Same seed, same losses.",
+                min_width=120,
+            )
+            template = gr.Textbox(
+                Wording().template,
+                lines=2,
+                label="How a row is put",
+                info="{text} is the row's text.",
+                min_width=180,
+            )
+            chat = gr.Checkbox(
+                False, label="As a chat message (the model's chat template)", min_width=180
+            )
     with gr.Accordion("Settings of each method", open=False):
         own = [settings(method) for method in METHODS.values()]
     with gr.Row(elem_classes=["actions"]):
@@ -144,13 +166,12 @@ def train_tab(page: Page) -> None:
             measure = gr.Checkbox(True, label="And test it on the held-out rows", scale=0)
         trial_card = gr.HTML(NOTHING, elem_id="train-trial")
     gr.HTML(SOURCE)
-    run = gr.BrowserState("", storage_key="prefix-explorer-run", secret="prefix-explorer")
 
     data = [source, upload, shots, held_out, seed]
     inputs = [chosen, *data, steps, template, chat, *shared]
     inputs += [control for group in own for control in group]
     drawn = [outcome, loss, gates, spectrum, files]
-    outputs = [page.status, run, rows, *drawn]
+    outputs = [page.status, page.run, rows, *drawn]
 
     def follow(session: Session, job: Job, table: str):
         told = [job.id, table]
@@ -241,14 +262,19 @@ def train_tab(page: Page) -> None:
         rows,
         **{**PRIVATE, "api_visibility": "public", "api_name": "rows"},
     )
-    page.demo.load(on_open, run, [page.status, rows, *drawn], **PRIVATE)
+    page.demo.load(on_open, page.run, [page.status, rows, *drawn], **PRIVATE)
     tried = [file, prompt, measure, *data]
     attempt.click(on_try, tried, [page.status, trial_card], api_name="try_adapter", **STREAM)
 
 
 def _draw(view: TrainView) -> list[Any]:
     """→ outcome, loss, gates, spectrum, files"""
-    saved = [curve.file for curve in view.curves if curve.file]
+    # Gradio serves files of its own cache only; the folder of runs may lie anywhere.
+    saved = [
+        save_file_to_cache(curve.file, gr.utils.get_upload_folder())
+        for curve in view.curves
+        if curve.file
+    ]
     return [result(view), *charts(view), gr.File(saved or None, visible=bool(saved))]
 
 
