@@ -17,36 +17,55 @@ go.Figure(go.Heatmap(z=[[0.0]]), layout={"template": "none"}).to_json()
 
 GROUPS = ("prefix", "sink", "prompt", "generated")
 MARGIN = {"l": 48, "r": 12, "t": 12, "b": 44}
+LEAST = 1e-4  # shares below it have no colour on a logarithmic scale
 LABELLED = 40  # more positions than this get numbers instead of tokens on their axis
 
 
+def colour_of(group: str) -> str:
+    """A group's colour; groups that a visitor has marked share one."""
+    return f"var(--{group if group in GROUPS else 'mark'})"
+
+
 def share_map(
-    shares: np.ndarray, group: str, *, chosen: tuple[int, int] | None = None, top: float = 1.0
+    shares: np.ndarray,
+    group: str,
+    *,
+    chosen: tuple[int, int] | None = None,
+    top: float = 1.0,
+    log: bool = False,
 ) -> go.Figure:
     """Layer × head: the share of attention on one group. Click a cell to choose a head.
 
     shares: (l, h) in [0, 1]    chosen: layer and head that are framed    top: share of full colour
+    log: colours by the logarithm, from 0.01 %
     """
     n_layers, n_heads = shares.shape
-    colour = f"--{group if group in GROUPS else 'prompt'}"
+    colour = f"--{group if group in GROUPS else 'mark'}"
     known = np.nan_to_num(shares)
     layer, head = np.unravel_index(int(known.argmax()), shares.shape)
+    z, bottom, ceiling, ticks = shares, 0.0, top, {"tickformat": ".0%"}
+    if log:
+        z, bottom = np.log10(np.maximum(shares, LEAST)), np.log10(LEAST)
+        ceiling = np.log10(max(top, 10 * LEAST))
+        ticks = {"tickvals": [-4, -3, -2, -1, 0], "ticktext": "0.01% 0.1% 1% 10% 100%".split()}
     figure = go.Figure(
         go.Heatmap(
-            z=shares,
-            zmin=0,
-            zmax=top,
+            z=z,
+            customdata=shares if log else None,
+            zmin=bottom,
+            zmax=ceiling,
             colorscale=[[0, f"var({colour}-clear)"], [1, f"var({colour})"]],
             xgap=1,
             ygap=1,
             colorbar={
-                "tickformat": ".0%",
+                **ticks,
                 "thickness": 10,
                 "outlinewidth": 0,
                 "len": 1.0,
                 "nticks": 6,
             },
-            hovertemplate=f"layer %{{y}}, head %{{x}}<br>%{{z:.1%}} on {group}<extra></extra>",
+            hovertemplate=f"layer %{{y}}, head %{{x}}<br>%{{{'customdata' if log else 'z'}:.1%}} "
+            f"on {group}<extra></extra>",
         )
     )
     figure.update_layout(
@@ -114,8 +133,8 @@ def shares_along(
             name=group,
             mode="lines",
             stackgroup="attention",
-            line={"shape": "hvh", "width": 0.5, "color": f"var(--{group})"},
-            fillcolor=f"var(--{group})",
+            line={"shape": "hvh", "width": 0.5, "color": colour_of(group)},
+            fillcolor=colour_of(group),
             customdata=None if figure.data else labels,  # once is enough
             hovertemplate=("" if figure.data else "<b>%{customdata}</b><br>")
             + f"{group} %{{y:.1%}}<extra></extra>",

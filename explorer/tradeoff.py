@@ -9,8 +9,8 @@ softmax have no share at all. Two measures, never mixed:
 - ratio: ‖b‖ / ‖a·o_X‖, the added part against the rest, for every method of the form a·o_X + b
 
 and for gates their opening |tanh g|. Causal attention lets one pass over the longest text give
-every length: the query at position n − 1 has seen n tokens. The text is read in blocks that end
-at the lengths asked for, with a cache, so memory grows with the length alone.
+every length: the query at position n − 1 has seen n tokens. Long texts are read in blocks, with a
+cache, so memory grows with the length alone.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from explorer.contenders import SLOTS, BehindGate, Contender, InSoftmax, prefixe
 from explorer.errors import ExplorerError
 from explorer.lm import LoadedModel
 from explorer.prefix import Prefix, scores
+from explorer.shares import BLOCK
 
 LENGTHS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 WINDOW = 4  # queries averaged at each length: a single one depends on its word
@@ -158,10 +159,10 @@ def measured(
     turns = [(0, short), *((row, lengths) for row in range(len(texts)))]
     for turn, (row, asked) in enumerate(turns):
         for name, one in contenders.items():
-            for index, meter in _along(lm, one, texts[row], asked):
-                curves[name].share[row, index] = meter.share
-                curves[name].ratio[row, index] = meter.ratio
-                curves[name].first[row, index] = meter.first
+            for inside, meter in _along(lm, one, texts[row], asked):
+                curves[name].share[row, inside] = meter.share
+                curves[name].ratio[row, inside] = meter.ratio
+                curves[name].first[row, inside] = meter.first
                 yield _copied(lengths, curves, complete=False)
         if turn and row == len(texts) - 1:
             yield _copied(lengths, curves, complete=True)
@@ -179,14 +180,15 @@ def _copied(lengths: tuple[int, ...], curves: Mapping[str, Curve], *, complete: 
 class _Meter:
     """The patch that applies a contender and notes what it weighs.
 
-    share, first, ratio: (l, h) of the last queries of the latest block
+    ends: after how many queries of the block a length is reached
+    share, first, ratio: (n, l, h), one for each end
     """
 
-    def __init__(self, lm: LoadedModel, one: Contender) -> None:
-        nothing = np.full((lm.geometry.n_layers, lm.geometry.n_heads), np.nan)
-        self.parts = one.parts(lm)
+    def __init__(self, lm: LoadedModel, one: Contender, ends: Sequence[int]) -> None:
+        shape = (len(ends), lm.geometry.n_layers, lm.geometry.n_heads)
+        self.parts, self.ends = one.parts(lm), ends
         self.slots = one.prefix.layers if isinstance(one, InSoftmax) else None
-        self.share, self.first, self.ratio = nothing, nothing.copy(), nothing.copy()
+        self.share, self.first, self.ratio = (np.full(shape, np.nan) for _ in range(3))
 
     def __call__(self, call: AttentionCall) -> Output:
         output, weights = call.run()  # (b, q, h, d)
@@ -195,32 +197,37 @@ class _Meter:
             return output, weights
         rest, added = part  # (b, h, q) or None, (b, h, q, d)
         text = output.transpose(1, 2).float()
-        last = slice(max(0, text.shape[2] - WINDOW), text.shape[2])
         if rest is not None:
             text = rest[..., None] * text
-            alpha = 1 - rest[0, :, last]
-            self.share[call.layer] = alpha.mean(-1).cpu().numpy()
+        for index, end in enumerate(self.ends):
+            rows = slice(max(0, end - WINDOW), end)
+            louder, quieter = (x[0, :, rows].norm(dim=-1).mean(-1) for x in (added, text))
+            self.ratio[index, call.layer] = (louder / quieter.clamp(min=1e-12)).cpu().numpy()
+            if rest is None:
+                continue
+            alpha = 1 - rest[0, :, rows]
+            self.share[index, call.layer] = alpha.mean(-1).cpu().numpy()
             if self.slots is not None:
-                own = scores(call, self.slots[call.layer].to(call.query.device), last)[0]
+                own = scores(call, self.slots[call.layer].to(call.query.device), rows)[0]
                 sink = own.softmax(-1)[..., 0]  # (h, window)
-                self.first[call.layer] = (alpha * sink).mean(-1).cpu().numpy()
-        louder, quieter = (x[0, :, last].norm(dim=-1).mean(-1) for x in (added, text))
-        self.ratio[call.layer] = (louder / quieter.clamp(min=1e-12)).cpu().numpy()
+                self.first[index, call.layer] = (alpha * sink).mean(-1).cpu().numpy()
         return (text + added).transpose(1, 2).to(output.dtype), weights
 
 
 def _along(
     lm: LoadedModel, one: Contender, ids: Tensor, lengths: Sequence[int]
-) -> Iterator[tuple[int, _Meter]]:
-    """→ (index of the length, what was measured there), in ascending order"""
-    cache, done = lm.new_cache(), 0
-    for index, stop in enumerate(lengths):
+) -> Iterator[tuple[slice, _Meter]]:
+    """Read a text in blocks. → (which lengths ended in the block, what was measured there)"""
+    cache, done, told = lm.new_cache(), 0, 0
+    while told < len(lengths):
+        stop = min(done + BLOCK, lengths[-1])
+        inside = slice(told, sum(length <= stop for length in lengths))
         with torch.no_grad():
-            meter = _Meter(lm, one)
+            meter = _Meter(lm, one, [length - done for length in lengths[inside]])
             with patched(lm, meter):
                 lm.logits(ids[:, done:stop], cache=cache, start=one.span + done, last=1)
-        done = stop
-        yield index, meter
+        done, told = stop, inside.stop
+        yield inside, meter
 
 
 def _slots(one: Contender) -> int:

@@ -47,6 +47,7 @@ ORDER = [
     "jobs",
     "plots",
     "plots_lessons",
+    "plots_look",
     "plots_tradeoff",
     "plots_training",
     "session",
@@ -58,7 +59,7 @@ ALONE = {"jobs": {"errors"}, "plots": {"errors"}, "data": {"errors"}}
 # Libraries that only these layers may know.
 ONLY = {
     "gradio": {"ui"},
-    "plotly": {"plots", "plots_training", "plots_lessons", "plots_tradeoff", "ui"},
+    "plotly": {"plots", "plots_training", "plots_lessons", "plots_look", "plots_tradeoff", "ui"},
     "peft": {"methods"},
     "gguf": {"conversion"},
     "bitsandbytes": {"models", "projections"},
