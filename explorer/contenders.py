@@ -102,9 +102,7 @@ class BehindGate:
     def parts(self, lm: LoadedModel) -> Parts:
         layers = [slots.to(lm.device) for slots in self.prefix.layers]
 
-        def part(call: AttentionCall) -> Part | None:
-            if not self.opening:
-                return None
+        def part(call: AttentionCall) -> Part:
             return None, self.opening * attend(call, layers[call.layer])[0]
 
         return part

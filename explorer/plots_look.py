@@ -102,7 +102,8 @@ def row_bars(
     )
     figure.update_yaxes(autorange="reversed", type="category", showgrid=False)
     figure.update_xaxes(
-        title="share of attention" if unit == "weight" else "q·k score",
+        title=("share of attention" if unit == "weight" else "q·k score")
+        + f" · entropy {entropy:.2f} nats",
         tickformat=".0%" if unit == "weight" else None,
         zeroline=True,
         showgrid=False,

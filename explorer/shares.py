@@ -11,16 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from explorer.attention import AttentionCall, Output, patched
+from explorer.attention import AttentionCall, Output, logits_of, patched
 from explorer.errors import ExplorerError
 from explorer.lm import LoadedModel
-from explorer.prefix import Prefix, share
+from explorer.prefix import Prefix, attend, share
 from explorer.text import Token, display, encode
 
 BLOCK = 2048  # longer texts are read in blocks of this many tokens
@@ -160,3 +160,55 @@ def measure(
             if note is not None:
                 note(f"read {stop:,} of {length:,} tokens", stop / length)
     return shares
+
+
+class LastQuery:
+    """A patch that notes, pass after pass, where the last query of every layer looks.
+
+    It costs little beside a decoding step, so that shares can be watched while a model writes.
+    taken: one (l, n) for each pass, mean over heads, along `groups`
+    """
+
+    def __init__(
+        self,
+        lm: LoadedModel,
+        length: int,
+        groups: Mapping[str, Sequence[int]],
+        prefix: Prefix | None = None,
+    ) -> None:
+        """length: of the prompt; everything after it is generated"""
+        names, member = _membership(length, length, groups)
+        self.groups = ("prefix", *names)
+        self.taken: list[np.ndarray] = []
+        self._n_layers = lm.geometry.n_layers
+        self._member = member
+        self._slots = [s.to(lm.device) for s in prefix.layers] if prefix is not None else None
+        self._seen = 0
+
+    def begin(self) -> None:
+        """A pass begins."""
+        self.taken.append(np.zeros((self._n_layers, len(self.groups)), np.float32))
+
+    def __call__(self, call: AttentionCall) -> Output:
+        if call.layer == 0:
+            self._seen += call.query.shape[2]
+            more = self._seen - len(self._member)
+            new = torch.full((max(0, more),), self.groups.index("generated") - 1)
+            self._member = torch.cat([self._member, new])
+        last = call.query.shape[2] - 1
+        logits = logits_of(call, slice(last, last + 1))[0, :, 0]  # (h, k)
+        member = self._member[self._seen - call.key.shape[2] : self._seen].to(logits.device)
+        total = logits.logsumexp(-1, keepdim=True)
+        if call.sink is not None:
+            total = torch.logaddexp(total, call.sink.float()[:, None])
+        text = logits.new_zeros(len(logits), len(self.groups) - 1)
+        text = text.index_add(1, member, (logits - total).exp())
+        row = self.taken[-1][call.layer]
+        if self._slots is not None and len(self._slots[call.layer]):
+            query = call.query[:, :, last:]
+            loud = attend(replace(call, query=query), self._slots[call.layer])[1][0, :, 0]
+            alpha = torch.sigmoid(loud - total[:, 0])
+            row[0] = float(alpha.mean())
+            text = (1 - alpha)[:, None] * text
+        row[1:] = text.mean(0).cpu().numpy()
+        return call.run()

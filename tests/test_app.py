@@ -54,7 +54,8 @@ def look(client, text=TEXT, n_new=0, group="prompt", **more):
         api_name="/look",
         **options,
     )
-    names = "status layer head summary tokens map curve facts table".split()
+    names = "status layer head group summary tokens map curve facts table row sorted".split()
+    names += "written gates bars".split()
     return dict(zip(names, values, strict=True))
 
 

@@ -36,6 +36,7 @@ ORDER = [
     "forcing",
     "detection",
     "contenders",
+    "gated",
     "tradeoff",
     "data",
     "examples",
@@ -60,7 +61,7 @@ ALONE = {"jobs": {"errors"}, "plots": {"errors"}, "data": {"errors"}}
 ONLY = {
     "gradio": {"ui"},
     "plotly": {"plots", "plots_training", "plots_lessons", "plots_look", "plots_tradeoff", "ui"},
-    "peft": {"methods"},
+    "peft": {"methods", "bench"},
     "gguf": {"conversion"},
     "bitsandbytes": {"models", "projections"},
     "transformers": {

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager, nullcontext
+
+import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
 
 from explorer.attention import patched
 from explorer.errors import ExplorerError
+from explorer.generate import stream
 from explorer.lm import freeze
 from explorer.prefix import Prefix
 from explorer.rows import rows
-from explorer.shares import mass, measure
+from explorer.shares import LastQuery, mass, measure
 from tests.test_attention import LONG, padded
 from tests.tiny import WINDOW, tiny_ids, tiny_model
 
@@ -141,3 +145,24 @@ def test_a_long_reading_can_be_stopped_and_leaves_the_model_itself(lm):
 def test_a_group_cannot_take_a_name_that_has_a_meaning(lm):
     with pytest.raises(ExplorerError, match="prefix"):
         mass(lm, tiny_ids(1, 4), groups={"prefix": [1]})
+
+
+@pytest.mark.parametrize("with_prefix", [False, True])
+def test_live_shares_are_those_of_the_text_read_at_once(lm, with_prefix):
+    ids, n_new = tiny_ids(1, 6), 2 * WINDOW
+    prefix = Prefix.of_text(lm, tiny_ids(1, 3, seed=1)) if with_prefix else None
+    meter = LastQuery(lm, 6, {"object": [2, 3]}, prefix)
+
+    @contextmanager
+    def applied():
+        meter.begin()
+        with patched(lm, meter), prefix.applied(lm) if prefix else nullcontext():
+            yield
+
+    start = prefix.span if prefix else 0
+    new = [step.id for step in stream(lm, ids, n_new, applied=applied, start=start)]
+    whole = torch.cat([ids, torch.tensor([new[:-1]])], 1)
+    read = mass(lm, whole, prefix, generated=n_new - 1, groups={"object": [2, 3]})
+    assert meter.groups == read.groups
+    expected = read.shares[:, :, 5:].mean(1).transpose(1, 0, 2)
+    assert_close(np.stack(meter.taken), expected, atol=1e-5, rtol=0)

@@ -114,14 +114,15 @@ def facts(number: int, result: Result, x: int, y: int) -> dict[str, Any]:
             "words": " ".join(w.strip("·") for w in result["words"][: row["slots"]]) or "nothing",
         }
     if number == 2:
-        mean = result["curves"][x]["mean"]
+        curve = result["curves"][x]
         return {
             "slots": first[x],
             "length": second[y],
-            "alpha": mean[y],
-            "rest": 1 - mean[y],
             "shortest": second[0],
-            "alpha_short": mean[0],
+            "behind": curve["behind"][y],
+            "behind_short": curve["behind"][0],
+            "first": curve["mean"][y] - curve["behind"][y],
+            "rest": 1 - curve["mean"][y],
         }
     if number == 3:
         gate, soft = result["gates"][x]["mean"], result["one softmax"]["mean"]
@@ -161,12 +162,12 @@ def answer(number: int, result: Result, x: int, y: int) -> int:
     known = facts(number, result, x, y)
     if number == 1:  # under 10, 10 to 30, 30 to 60, over 60 percent
         return sum(known["prefix"] >= edge for edge in (0.1, 0.3, 0.6))
-    if number == 2:  # the prefix, the text
-        return 0 if known["alpha"] > 0.5 else 1
+    if number == 2:  # under 1, 1 to 5, 5 to 10, over 10 percent
+        return sum(known["behind"] >= edge for edge in (0.01, 0.05, 0.1))
     if number == 3:  # below half, within a factor of two, more than double
         before, after = known["gate_short"], known["gate_long"]
         return sum(after >= edge * before for edge in (0.5, 2)) if before else 1
-    if number == 4:  # at most as many as slots, up to half of the axes, more
+    if number == 4:  # fewer than 2, from there to half the number of slots, more
         axes = known["axes"]
-        return 0 if axes <= known["slots"] else 1 if axes <= known["head_dim"] / 2 else 2
+        return 0 if axes < 2 else 1 if axes <= known["slots"] / 2 else 2
     return 0 if known["forced"] else 1  # the text, something else

@@ -92,7 +92,14 @@ def one_softmax(lm: LoadedModel, live: bool = False, note: Note = _silent) -> Re
     found = _curves(lm, prefixes(lm, SETTINGS["slots"]), live, note)
     return {
         "lengths": list(found.lengths),
-        "curves": [{"slots": curve.slots, **_band(curve.band("share"))} for curve in found.curves],
+        "curves": [
+            {
+                "slots": curve.slots,
+                **_band(curve.band("share")),
+                "behind": [_number(x) for x in curve.band("behind")[0]],
+            }
+            for curve in found.curves
+        ],
     }
 
 

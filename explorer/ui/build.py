@@ -11,12 +11,13 @@ from explorer.jobs import Worker
 from explorer.lm import ModelSpec
 from explorer.session import Sessions
 from explorer.ui.force_tab import force_tab
+from explorer.ui.learn_tab import learn_tab
 from explorer.ui.look_tab import look_tab
 from explorer.ui.model_bar import model_bar
-from explorer.ui.page import Page, line
+from explorer.ui.page import PRIVATE, Page, line
 from explorer.ui.train_tab import train_tab
 
-TABS = {"Look": look_tab, "Force": force_tab, "Train": train_tab}
+TABS = {"Look": look_tab, "Force": force_tab, "Train": train_tab, "Learn": learn_tab}
 
 TITLE = """
 <h1>Prefix explorer</h1>
@@ -40,7 +41,7 @@ def build(spec: ModelSpec | None = None, data: Path | None = None) -> gr.Blocks:
         )
         gr.HTML(TITLE, elem_id="title")
         model_bar(page, demo)
-        with gr.Tabs(elem_id="places"):
+        with gr.Tabs(elem_id="places") as places:
             for name, tab in TABS.items():
                 with gr.Tab(name, id=name.lower()):
                     tab(page)
@@ -49,7 +50,12 @@ def build(spec: ModelSpec | None = None, data: Path | None = None) -> gr.Blocks:
         def leave(request: gr.Request) -> None:
             page.sessions.drop(request.session_hash)
 
+        def arrive(request: gr.Request):
+            """An address may name a lesson: its place opens."""
+            return gr.Tabs(selected="learn") if "lesson" in request.query_params else gr.skip()
+
         demo.unload(leave)
+        demo.load(arrive, None, places, queue=False, **PRIVATE)
     return demo.queue(default_concurrency_limit=32)
 
 

@@ -14,9 +14,20 @@ import gradio as gr
 from explorer import plots
 from explorer.errors import ExplorerError
 from explorer.session import Held, Session
-from explorer.session.look import LookView, looking
+from explorer.session.look import LookView, Pinned, finding, looking
 from explorer.ui.controls import shown
 from explorer.ui.live_plot import LivePlot
+from explorer.ui.look_more import (
+    always,
+    as_csv,
+    as_json,
+    found_figure,
+    head_named,
+    once,
+    panels,
+    positions_in,
+    writing_figure,
+)
 from explorer.ui.look_view import ALL, SINKLESS, Choice, drawn, position, strongest, table
 from explorer.ui.page import PRIVATE, STREAM
 from explorer.ui.token_strip import TokenStrip
@@ -114,17 +125,30 @@ def look_tab(page: Page) -> None:
             stretch = gr.Checkbox(
                 False, label="Full colour at the largest share instead of at 100 %"
             )
-    with gr.Accordion("Numbers", open=False):
-        numbers = gr.HTML(table(None, ""), elem_id="look-table")
+            with gr.Row(elem_classes=["actions"]):
+                log = gr.Checkbox(False, label="Logarithmic colours", min_width=150)
+                compare = gr.Checkbox(False, label="Change against the pinned text", min_width=190)
+                pin = gr.Button("Pin this", size="sm", scale=0, min_width=90, elem_id="look-pin")
+    with gr.Accordion("Mark a group of tokens", open=False), gr.Row(elem_classes=["actions"]):
+        mark_name = gr.Textbox("my words", label="Name", max_length=24, min_width=140)
+        marks = gr.Textbox(
+            "",
+            label="Tokens",
+            info="Click one token, Shift-click another; or write 2-4, 7.",
+            min_width=200,
+            elem_id="look-marks",
+        )
+        mark = gr.Button("Mark and look", scale=0, min_width=140)
+    more = panels(table(None, ""))
     gr.HTML(SOURCE)
 
     inputs = [prompt, chat, specials, n_new, held, group, scale, stretch]
-    view_of = [at, group, layer, head, scale, stretch]
-    redrawn = [summary, tokens, cells, along, facts, numbers]
-    outputs = [page.status, at, layer, head, *redrawn]
+    view_of = [at, group, layer, head, scale, stretch, log, compare, more.scores]
+    redrawn = [summary, tokens, cells, along, facts, more.table, *more.always]
+    outputs = [page.status, at, layer, head, group, *redrawn, *more.once]
 
     def steps(
-        session: Session, prompt, chat, specials, n_new, held, group, scale, stretch
+        session: Session, prompt, chat, specials, n_new, held, group, scale, stretch, groups=None
     ) -> Iterator[list[Any]]:
         work = looking(
             session.spec,
@@ -133,19 +157,34 @@ def look_tab(page: Page) -> None:
             specials=specials,
             n_new=int(n_new),
             held=_held(session, held),
+            groups=groups or {},
         )
         job = page.start(session, work, "Looking")
         for status, view in page.follow(job):
-            if view is None:
-                yield [status, *[gr.skip()] * (len(outputs) - 1)]
+            if not isinstance(view, LookView):
+                figure = gr.skip() if view is None else writing_figure(view, group)
+                yield [status, *[gr.skip()] * (len(outputs) - 4), figure, gr.skip(), gr.skip()]
                 continue
             page.sessions.keep(session.id, view)
+            pinned = session.last(Pinned)
+            group = group if group in view.mass.groups else "prompt"
             best = strongest(view, group, scale)
             menus = (
                 gr.Dropdown(list(range(n)), value=value)
                 for n, value in zip(view.mass.shares.shape, best, strict=False)
             )
-            yield [status, -1, *menus, *drawn(view, Choice(-1, group, *best, scale, stretch))]
+            choice = Choice(-1, group, *best, scale, stretch)
+            radio = gr.Radio(list(view.mass.groups), value=group)
+            shown_now = drawn(view, choice, pinned and pinned.view)
+            yield [
+                status,
+                -1,
+                *menus,
+                radio,
+                *shown_now,
+                *always(view, choice),
+                *once(view, choice),
+            ]
 
     @shown
     def on_look(
@@ -164,28 +203,84 @@ def look_tab(page: Page) -> None:
         yield from steps(session, prompt, chat, specials, n_new, held, group, scale, stretch)
 
     def again(request: gr.Request, *chosen) -> list[Any]:
-        view = page.session(request).last(LookView)
-        return [gr.skip()] * len(redrawn) if view is None else drawn(view, Choice(*chosen))
+        session = page.session(request)
+        view, pinned = session.last(LookView), session.last(Pinned)
+        if view is None:
+            return [gr.skip()] * len(redrawn)
+        choice = Choice(*chosen)
+        return [*drawn(view, choice, pinned and pinned.view), *always(view, choice)]
 
     @shown
-    def on_choice(at, group, layer, head, scale, stretch, request: gr.Request):
-        return again(request, at, group, layer, head, scale, stretch)
+    def on_choice(request: gr.Request, *chosen):
+        return again(request, *chosen)
 
     @shown
-    def on_cell(at, group, layer, head, scale, stretch, request: gr.Request, evt: gr.EventData):
+    def on_cell(request: gr.Request, evt: gr.EventData, at, group, _, __, *rest):
         layer, head = round(evt.y), round(evt.x)
-        return [layer, head, *again(request, at, group, layer, head, scale, stretch)]
+        return [layer, head, *again(request, at, group, layer, head, *rest)]
 
     @shown
-    def on_token(at, group, layer, head, scale, stretch, request: gr.Request, evt: gr.EventData):
+    def on_bar(request: gr.Request, evt: gr.EventData, at, group, layer, head, *rest):
+        layer, head = head_named(evt.x) or (layer, head)
+        return [layer, head, *again(request, at, group, layer, head, *rest)]
+
+    @shown
+    def on_token(request: gr.Request, evt: gr.EventData, _, *rest):
         at = int(evt.position)
-        return [at, *again(request, at, group, layer, head, scale, stretch)]
+        return [at, *again(request, at, *rest)]
 
     @shown
-    def on_curve(at, group, layer, head, scale, stretch, request: gr.Request, evt: gr.EventData):
+    def on_curve(request: gr.Request, evt: gr.EventData, at, *rest):
         view = page.session(request).last(LookView)
         at = at if view is None else position(view, max(0, round(evt.x)))
-        return [at, *again(request, at, group, layer, head, scale, stretch)]
+        return [at, *again(request, at, *rest)]
+
+    @shown
+    def on_span(marks: str, evt: gr.EventData):
+        span = f"{int(evt.first)}-{int(evt.last)}"
+        return f"{marks}, {span}" if marks.strip() else span
+
+    @shown
+    def on_pin(request: gr.Request):
+        session = page.session(request)
+        view = session.last(LookView)
+        if view is None:
+            raise ExplorerError("There is nothing to pin yet.", "Press Look first.")
+        page.sessions.keep(session.id, Pinned(view))
+        return gr.Button("Pinned")
+
+    @shown
+    def on_mark(name: str, marks: str, request: gr.Request, *asked):
+        """Look again, with some tokens as a group of their own."""
+        groups = {name.strip()[:24] or "my words": positions_in(marks)}
+        yield from steps(page.session(request), *asked, groups)
+
+    @shown
+    def on_find(rule: str, held: str, request: gr.Request):
+        """Score every head by what it does."""
+        session = page.session(request)
+        view = session.last(LookView)
+        if view is None:
+            raise ExplorerError("There is no text to read yet.", "Press Look first.")
+        job = page.start(session, finding(view, rule, _held(session, held)), "Finding heads")
+        for status, found in page.follow(job):
+            yield status, gr.skip() if found is None else found_figure(found)
+
+    def seen(request: gr.Request) -> LookView:
+        view = page.session(request).last(LookView)
+        if view is None:
+            raise ExplorerError("There are no numbers yet.", "Press Look first.")
+        return view
+
+    @shown
+    def on_csv(at: int, request: gr.Request):
+        view = seen(request)
+        return as_csv(view, position(view, at))
+
+    @shown
+    def on_json(at: int, layer: int, head: int, request: gr.Request):
+        view = seen(request)
+        return as_json(view, position(view, at), layer, head)
 
     @shown
     def on_held(request: gr.Request):
@@ -200,12 +295,24 @@ def look_tab(page: Page) -> None:
             **{**STREAM, "api_visibility": "private"},
         )
     redraw = {**PRIVATE, "queue": False}  # quick, and needs no place in a queue
-    changes = [one.input for one in (group, layer, head, scale, stretch)]
+    chosen = (group, layer, head, scale, stretch, log, compare, more.scores)
+    changes = [one.input for one in chosen]
     gr.on(changes, on_choice, view_of, redrawn, **redraw)
     cells.plot_click(on_cell, view_of, [layer, head, *redrawn], **redraw)
     tokens.pick(on_token, view_of, [at, *redrawn], **redraw)
     along.plot_click(on_curve, view_of, [at, *redrawn], **redraw)
     held.focus(on_held, None, held, **redraw)
+    for bars in (more.ranked, more.found, more.gate_bars):
+        bars.plot_click(on_bar, view_of, [layer, head, *redrawn], **redraw)
+    more.gates.plot_click(on_cell, view_of, [layer, head, *redrawn], **redraw)
+    tokens.mark(on_span, marks, marks, **redraw)
+    pin.click(on_pin, None, pin, **redraw)
+    mark.click(on_mark, [mark_name, marks, *inputs], outputs, api_name="look_mark", **STREAM)
+    more.find.click(
+        on_find, [more.rule, held], [page.status, more.found], api_name="look_heads", **STREAM
+    )
+    more.csv.click(on_csv, at, more.csv, **redraw)
+    more.json.click(on_json, [at, layer, head], more.json, **redraw)
 
 
 def _example(page: Page, steps, text: str):

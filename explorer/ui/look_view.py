@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from explorer import plots
+from explorer import plots, plots_look
 from explorer.session.look import LookView
 from explorer.text import Token
 from explorer.ui.token_strip import strip
@@ -24,6 +24,8 @@ class Choice:
 
     at: a position, -1 for the last    group: what the map is coloured by    layer, head: one head
     scale: ALL or SINKLESS    stretch: full colour at the largest share instead of at 100 %
+    log: colours by the logarithm    compare: change against the pinned view, where there is one
+    scores: q·k instead of weights in one row
     """
 
     at: int
@@ -32,9 +34,12 @@ class Choice:
     head: int
     scale: str
     stretch: bool
+    log: bool = False
+    compare: bool = False
+    scores: bool = False
 
 
-def drawn(view: LookView, choice: Choice) -> list[Any]:
+def drawn(view: LookView, choice: Choice, pinned: LookView | None = None) -> list[Any]:
     """→ summary, tokens, map, curve, facts, table: everything below the prompt"""
     shares, groups = scaled(view, choice.scale)
     at = position(view, choice.at)
@@ -48,12 +53,32 @@ def drawn(view: LookView, choice: Choice) -> list[Any]:
     title = f"Layer {layer}, head {head}"
     return [
         _summary(view, shares[:, :, at], groups, group, f"{seen}{without}"),
-        strip(view.mass.tokens, view.n_generated, _last_of(view.mass.tokens, at)),
-        plots.share_map(cells, group, chosen=(layer, head), top=top),
+        strip(view.mass.tokens, view.n_generated, _last_of(view.mass.tokens, at), view.marked),
+        _map(view, choice, pinned, cells, group, (layer, head), top),
         plots.shares_along(shares[layer, head], groups, labels, title=title, position=at),
         _facts(title, shares[layer, head, at], groups, seen),
         table(cells, f"Share of {choice.scale} on {group}"),
     ]
+
+
+def _map(view, choice, pinned, cells, group, chosen, top):
+    """The shares, or their change against a pinned view of a model with as many heads."""
+    before = comparable(view, pinned, choice, group) if choice.compare else None
+    if before is None:
+        return plots.share_map(cells, group, chosen=chosen, top=top, log=choice.log)
+    return plots_look.difference_map(cells, before, group, chosen=chosen)
+
+
+def comparable(
+    view: LookView, pinned: LookView | None, choice: Choice, group: str
+) -> np.ndarray | None:
+    """The pinned view's shares on a group: from the same position, or else from its last. (l, h)"""
+    if pinned is None or pinned.mass.shares.shape[:2] != view.mass.shares.shape[:2]:
+        return None
+    shares, groups = scaled(pinned, choice.scale)
+    if group not in groups:
+        return None
+    return shares[:, :, position(pinned, choice.at), groups.index(group)]
 
 
 def scaled(view: LookView, scale: str) -> tuple[np.ndarray, tuple[str, ...]]:
@@ -96,8 +121,8 @@ def table(cells: np.ndarray | None, caption: str) -> str:
         for layer, row in enumerate(cells)
     )
     return (
-        f"<div class='numbers' tabindex='0'><table><caption>{caption}, in percent: one row a "
-        f"layer, one column a head</caption><thead><tr><td></td>{heads}</tr></thead>"
+        f"<div class='numbers' tabindex='0'><table><caption>{html.escape(caption)}, in percent: "
+        f"one row a layer, one column a head</caption><thead><tr><td></td>{heads}</tr></thead>"
         f"<tbody>{rows}</tbody></table></div>"
     )
 
@@ -118,20 +143,21 @@ def _summary(
     means = shares.sum((0, 1)) / max(1, int(heads.sum()))
     named = list(zip(groups, means, strict=True))
     bar = "".join(
-        f"<span class='part {name}' style='flex-grow:{100 * share:.2f}'></span>"
+        f"<span class='part {_class(name)}' style='flex-grow:{100 * share:.2f}'></span>"
         for name, share in named
         if share > 0
     )
     keys = "".join(
-        f"<span class='key'><i class='{name}'></i>{name} <b>{share:.0%}</b></span>"
+        f"<span class='key'><i class='{_class(name)}'></i>{html.escape(name)} "
+        f"<b>{share:.0%}</b></span>"
         for name, share in named
     )
     cells = shares[:, :, groups.index(group)]
     layer, head = np.unravel_index(int(cells.argmax()), cells.shape)
     most = (
-        f"Most on {group}: layer {layer}, head {head}, {cells.max():.0%}."
+        f"Most on {html.escape(group)}: layer {layer}, head {head}, {cells.max():.0%}."
         if cells.max() > 0
-        else f"Nothing goes to {group} from here."
+        else f"Nothing goes to {html.escape(group)} from here."
     )
     front = (
         f"In front: {html.escape(view.held)}."
@@ -147,9 +173,15 @@ def _summary(
 
 def _facts(title: str, shares: np.ndarray, groups: Sequence[str], seen: str) -> str:
     told = ", ".join(
-        f"{share:.1%} on {name}" for name, share in zip(groups, shares, strict=True) if share > 0
+        f"{share:.1%} on {html.escape(name)}"
+        for name, share in zip(groups, shares, strict=True)
+        if share > 0
     )
     return f"<p class='hint'>{title}, seen from {seen}: {told or 'nothing but the sink'}.</p>"
+
+
+def _class(group: str) -> str:
+    return group if group in plots.GROUPS else "mark"
 
 
 def _chip(text: str) -> str:

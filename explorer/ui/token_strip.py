@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import gradio as gr
@@ -14,21 +15,26 @@ const box = element.querySelector('.tokens');
 let shown = '';
 function fill() {
   const v = props.value || {text: [], ids: [], position: [], special: [], generated: 0};
-  const key = JSON.stringify([v.text, v.position, v.generated]);
+  const key = JSON.stringify([v.text, v.position, v.generated, v.marked]);
   if (key !== shown) {
     shown = key;
-    const special = new Set(v.special);
+    const special = new Set(v.special), marked = v.marked || {};
     box.replaceChildren(...v.text.flatMap((text, i) => {
       const start = i ? v.position[i - 1] + 1 : 0, position = v.position[i];
-      const group = !start ? 'sink' : start < v.generated ? 'prompt' : 'generated';
+      const own = marked[position], group = !start ? 'sink'
+        : own ? 'marked' : start < v.generated ? 'prompt' : 'generated';
       const b = document.createElement('button');
       b.type = 'button';
       b.className = `token ${group}` + (special.has(i) ? ' special' : '');
       b.textContent = text;
-      b.title = `position ${position} · ${group} · id ${v.ids[i].join(' ')}`
+      b.title = `position ${position} · ${own || group} · id ${v.ids[i].join(' ')}`
         + (special.has(i) ? ' · control token' : '');
       b.dataset.position = position;
-      b.addEventListener('click', () => trigger('pick', {position}));
+      b.addEventListener('click', e => {
+        const from = props.value.picked;
+        const span = {first: Math.min(from, start), last: Math.max(from, position)};
+        if (e.shiftKey) trigger('mark', span); else trigger('pick', {position});
+      });
       return text.endsWith('↵') ? [b, document.createElement('br')] : [b];
     }));
   }
@@ -41,7 +47,11 @@ fill();
 
 
 class TokenStrip(gr.HTML):
-    """value: see `strip`. Event `pick`: evt.position is the position of the clicked token."""
+    """value: see `strip`.
+
+    Event `pick`: evt.position is the position of the clicked token. Event `mark`, on Shift-click:
+    evt.first and evt.last are the positions from the picked token to this one.
+    """
 
     def __init__(self, **kw):
         super().__init__(
@@ -56,11 +66,17 @@ class TokenStrip(gr.HTML):
         return {"type": "object", "description": "tokens with their positions and groups"}
 
 
-def strip(tokens: Sequence[Token], n_generated: int, picked: int) -> dict[str, Any]:
+def strip(
+    tokens: Sequence[Token],
+    n_generated: int,
+    picked: int,
+    marked: Mapping[str, Sequence[int]] = MappingProxyType({}),
+) -> dict[str, Any]:
     """What the strip shows, in columns, because a long text is sent again at every click.
 
     position: the last one of each token, from which it is read    special: indices of control
     tokens    generated: the first position that the model wrote    picked: a position
+    marked: the group of a position that a visitor has marked
     """
     return {
         "text": [token.text for token in tokens],
@@ -69,4 +85,5 @@ def strip(tokens: Sequence[Token], n_generated: int, picked: int) -> dict[str, A
         "special": [index for index, token in enumerate(tokens) if token.special],
         "generated": (tokens[-1].stop if tokens else 0) - n_generated,
         "picked": picked,
+        "marked": {str(position): name for name, some in marked.items() for position in some},
     }
