@@ -15,7 +15,7 @@ from explorer.examples import Example, shuffled
 from explorer.lm import freeze
 from explorer.methods import methods, n_parameters
 from explorer.methods.lora import LoraConfig
-from explorer.methods.prefix_memory import PrefixMemoryConfig
+from explorer.methods.prefix_memory import PrefixMemoryConfig, _Read
 from explorer.methods.prefix_tuning import PrefixTuningConfig
 from explorer.methods.zero_gate import ZeroGateConfig
 from explorer.prefix import Prefix
@@ -185,6 +185,21 @@ def test_prefix_memory_is_equation_7(lm):
     with torch.no_grad(), patched(lm, equation):
         expected = lm.logits(ids)
     assert_close(answers(lm, adapter, ids), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("feature", ["elu", "gelu"])
+def test_a_memory_has_the_gradients_of_its_equation(feature):
+    phi = {"elu": F.elu, "gelu": F.gelu}[feature]
+    generator = torch.Generator().manual_seed(0)
+    query, memory, grad = (
+        torch.randn(shape, generator=generator) for shape in ((2, 4, 5, 3), (4, 3, 3), (2, 4, 5, 3))
+    )
+    found = []
+    for read in (lambda q, m: _Read.apply(q, m, phi), lambda q, m: phi(q) @ m):
+        q, m = query.clone().requires_grad_(), memory.clone().requires_grad_()
+        read(q, m).backward(grad)
+        found.append((q.grad, m.grad))
+    assert_close(found[0], found[1])
 
 
 def test_a_memory_per_key_value_head_serves_its_queries(lm):

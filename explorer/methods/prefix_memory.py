@@ -13,6 +13,7 @@ embedding; M starts at zero, so that training starts from the very model.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -55,6 +56,50 @@ class PrefixMemoryConfig:
         check(self)
 
 
+_FIXED: dict[str, Callable[[Tensor], Tensor]] = {"elu": F.elu, "gelu": F.gelu}
+
+
+class _Read(torch.autograd.Function):
+    """φ(q) M, keeping for the backward pass only q, which attention keeps anyway.
+
+    Plain autograd would keep φ(q) twice: a quarter more memory than LoRA needs on a small model.
+
+    query: (b, h, q, d), any precision    memory: (h, d, d), float32 → (b, h, q, d), float32
+    """
+
+    @staticmethod
+    def forward(ctx, query: Tensor, memory: Tensor, feature: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.save_for_backward(query, memory)
+        ctx.feature = feature
+        return _unfold(_fold(feature(query.float())) @ memory, query)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        query, memory = ctx.saved_tensors
+        with torch.enable_grad():
+            again = query.detach().float().requires_grad_()
+            seen = ctx.feature(again)
+        grad = _fold(grad)
+        to_query = to_memory = None
+        if ctx.needs_input_grad[0]:
+            to_seen = _unfold(grad @ memory.mT, query)
+            to_query = torch.autograd.grad(seen, again, to_seen)[0].to(query.dtype)
+        if ctx.needs_input_grad[1]:
+            to_memory = _fold(seen.detach()).mT @ grad
+        return to_query, to_memory, None
+
+
+def _fold(states: Tensor) -> Tensor:
+    """(b, h, q, d) → (h, b·q, d): one larger product a head instead of many small ones"""
+    return states.transpose(0, 1).flatten(1, 2)
+
+
+def _unfold(states: Tensor, like: Tensor) -> Tensor:
+    """(h, b·q, d) → (b, h, q, d)"""
+    batch, heads, n_queries, _ = like.shape
+    return states.view(heads, batch, n_queries, -1).transpose(0, 1)
+
+
 class PrefixMemory(nn.Module):
     """memory: (l, h or g, d, d)    weight, bias of φ = mlp: (l, h or g, d, d), (l, h or g, d)"""
 
@@ -82,14 +127,15 @@ class PrefixMemory(nn.Module):
         return None
 
     def _read(self, call: AttentionCall) -> Part:
-        return None, self.features(call.query.float(), call.layer) @ self._of(self.memory, call)
+        memory = self._of(self.memory, call)
+        if self.config.feature in _FIXED:
+            return None, _Read.apply(call.query, memory, _FIXED[self.config.feature])
+        return None, self.features(call.query.float(), call.layer) @ memory
 
     def features(self, query: Tensor, layer: int) -> Tensor:
         """φ(q). query: (b, n, q, d), n a multiple of the memories → the same shape"""
-        if self.config.feature == "elu":
-            return F.elu(query)
-        if self.config.feature == "gelu":
-            return F.gelu(query)
+        if self.config.feature in _FIXED:
+            return _FIXED[self.config.feature](query)
         repeat = query.shape[1] // self.weight.shape[1]
         weight = self.weight[layer].to(query.device).repeat_interleave(repeat, 0)  # (n, d, d)
         bias = self.bias[layer].to(query.device).repeat_interleave(repeat, 0)[:, None]
