@@ -16,6 +16,7 @@ from explorer.errors import ExplorerError
 from explorer.session import Held, Session
 from explorer.session.look import LookView, Pinned, finding, looking
 from explorer.ui.controls import shown
+from explorer.ui.curves_panel import curves_panel
 from explorer.ui.live_plot import LivePlot
 from explorer.ui.look_more import (
     always,
@@ -140,6 +141,7 @@ def look_tab(page: Page) -> None:
         )
         mark = gr.Button("Mark and look", scale=0, min_width=140)
     more = panels(table(None, ""))
+    curves_panel(page)
     gr.HTML(SOURCE)
 
     inputs = [prompt, chat, specials, n_new, held, group, scale, stretch]

@@ -1,0 +1,92 @@
+"""Curves of the trade-off at the foot of Look: prefix against text, with the reader's own model."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import gradio as gr
+
+from explorer import plots_tradeoff
+from explorer.errors import ExplorerError
+from explorer.session.curves import KINDS, CurvesView, comparing
+from explorer.tradeoff import LENGTHS
+from explorer.ui.controls import shown
+from explorer.ui.live_plot import LivePlot
+from explorer.ui.page import PRIVATE, STREAM
+
+if TYPE_CHECKING:
+    from explorer.ui.page import Page
+
+NOTE = """
+<p class="hint">Left: a share exists only inside one softmax (α: “PrefixMemory-Tuning”, arXiv
+2506.13674, Eq. 3), mean over heads. Right: for every method, how large the added part is against
+the rest, median over heads. The two are never mixed. Bars: range over texts. The first slot of a
+prefix that a text left behind takes the place of the sink, so its share hardly falls.</p>
+"""
+
+
+def curves_panel(page: Page) -> None:
+    with gr.Accordion("Curves: prefix against length of text", open=False):
+        gr.HTML(NOTE)
+        with gr.Row(elem_classes=["actions"]):
+            asked = gr.Dropdown(list(KINDS), value=KINDS[0], label="Compare", min_width=200)
+            longest = gr.Dropdown(
+                list(LENGTHS[4:]), value=512, label="Longest text (tokens)", min_width=140
+            )
+            prompts = gr.Slider(1, 5, 1, step=1, label="Texts", min_width=140)
+            draw = gr.Button("Draw", scale=0, min_width=120, elem_id="curves-go")
+        measure = gr.Radio(
+            [("whole prefix α", "share"), ("without its first slot", "behind")],
+            value="share",
+            label="Share of",
+        )
+        with gr.Row():
+            shares = LivePlot(height=340, empty="Shares, once drawn.", elem_id="curves-share")
+            ratios = LivePlot(height=340, empty="What is added.", elem_id="curves-ratio")
+        csv = gr.DownloadButton("CSV", size="sm", scale=0, min_width=90)
+
+    @shown
+    def on_draw(asked: str, longest: int, prompts: int, measure: str, request: gr.Request):
+        """Measure the trade-off on the loaded model."""
+        session = page.session(request)
+        work = comparing(
+            session.spec, asked, session.held, longest=int(longest), prompts=int(prompts)
+        )
+        job = page.start(session, work, "Curves")
+        for status, view in page.follow(job):
+            yield [status, *([gr.skip()] * 2 if view is None else _drawn(view, measure))]
+        if job.item is not None:
+            page.sessions.keep(session.id, job.item)
+
+    @shown
+    def on_measure(measure: str, request: gr.Request):
+        view = page.session(request).last(CurvesView)
+        return [gr.skip()] * 2 if view is None else _drawn(view, measure)
+
+    @shown
+    def on_csv(request: gr.Request):
+        view = page.session(request).last(CurvesView)
+        if view is None:
+            raise ExplorerError("There are no curves yet.", "Press Draw first.")
+        path = Path(tempfile.mkdtemp(prefix="curves-")) / "curves.csv"
+        view.found.to_frame().to_csv(path, index=False)
+        return str(path)
+
+    draw.click(
+        on_draw,
+        [asked, longest, prompts, measure],
+        [page.status, shares, ratios],
+        api_name="curves",
+        **STREAM,
+    )
+    measure.input(on_measure, measure, [shares, ratios], queue=False, **PRIVATE)
+    csv.click(on_csv, None, csv, queue=False, **PRIVATE)
+
+
+def _drawn(view: CurvesView, measure: str) -> list:
+    return [
+        plots_tradeoff.tradeoff_chart(view.found, measure),
+        plots_tradeoff.tradeoff_chart(view.found, "ratio"),
+    ]

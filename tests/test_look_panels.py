@@ -1,0 +1,170 @@
+"""What Look shows below the map holds the arrays, and its files hold the same."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gradio_client import Client
+from gradio_client.exceptions import AppError
+
+from app import LAUNCH
+from explorer import heads, models, plots, plots_look
+from explorer.errors import ExplorerError
+from explorer.lm import ModelSpec
+from explorer.methods import methods
+from explorer.plots_tradeoff import tradeoff_chart
+from explorer.session import Held
+from explorer.session.curves import KINDS, CurvesView, comparing
+from explorer.session.look import Writing, looking
+from explorer.ui.build import build
+from explorer.ui.look_more import as_csv, as_json, head_named, positions_in, row_figure
+from explorer.ui.look_view import Choice, comparable, drawn
+from tests.test_app import array
+from tests.tiny import tiny_checkpoint
+
+TEXT = "the cat sat on the mat ."
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory):
+    return ModelSpec(tiny_checkpoint(tmp_path_factory.mktemp("llama")), device="cpu")
+
+
+class Quiet:
+    """A job's stop that nobody presses."""
+
+    def note(self, *_):
+        pass
+
+
+def run(work):
+    return list(work(Quiet()))
+
+
+@pytest.fixture(scope="module")
+def view(spec):
+    return run(looking(spec, TEXT, n_new=3, groups={"cat": [1]}))[-1]
+
+
+def choice(**other):
+    plain = dict(at=-1, group="prompt", layer=1, head=2, scale="all", stretch=False)
+    return Choice(**(plain | other))
+
+
+def test_what_is_written_is_told_while_it_is_written(spec):
+    items = run(looking(spec, TEXT, n_new=4))
+    writings = [item for item in items if isinstance(item, Writing)]
+    assert [len(one.tokens) for one in writings] == list(range(1, len(writings) + 1))
+    last = items[-1].written
+    figure = plots_look.written_map(last.shares[..., 2], last.tokens, "prompt")
+    assert np.allclose(array(figure.data[0].z), last.shares[..., 2].T)
+
+
+def test_one_row_draws_the_largest_weights_and_names_their_groups(view):
+    at = len(view.mass.ids) - 1
+    figure = row_figure(view, choice(), at)
+    row = view.rows.weights[1, 2, at].astype(np.float32)
+    assert np.allclose(figure.data[0].x, np.sort(row)[::-1][: len(figure.data[0].x)])
+    assert set(figure.data[0].customdata) <= {"sink", "prompt", "generated", "cat"}
+    scores = row_figure(view, choice(scores=True), at)
+    assert max(scores.data[0].x) == pytest.approx(float(view.rows.scores[1, 2, at].max()))
+    assert "entropy" in figure.layout.meta["alt"]
+
+
+def test_sorted_heads_are_the_map_in_order(view):
+    cells = view.mass.of("sink")
+    figure = plots_look.sorted_heads(cells, "share on sink", colour="grey", n=cells.size)
+    assert np.allclose(figure.data[0].y, np.sort(cells, axis=None)[::-1])
+    layer, head = head_named(figure.data[0].x[0])
+    assert cells[layer, head] == cells.max()
+    assert head_named("something else") is None
+
+
+def test_a_difference_is_the_one_minus_the_other(spec, view):
+    other = run(looking(spec, "a dog ran by the road"))[-1]
+    asked = choice(group="sink", compare=True)
+    figure = drawn(other, asked, view)[2]
+    before = comparable(other, view, asked, "sink")
+    assert np.allclose(array(figure.data[0].z), other.mass.of("sink") - before)
+    assert "Change" in figure.layout.meta["alt"]
+    alone = drawn(other, asked, None)[2]
+    assert np.allclose(array(alone.data[0].z), other.mass.of("sink"))
+
+
+def test_logarithmic_colours_keep_the_numbers(view):
+    cells = view.mass.of("prompt")
+    figure = plots.share_map(cells, "prompt", log=True)
+    assert np.allclose(array(figure.data[0].customdata), cells)
+    assert np.allclose(array(figure.data[0].z), np.log10(np.maximum(cells, plots.LEAST)))
+
+
+def test_files_hold_what_the_figures_hold(view):
+    lines = Path(as_csv(view, 4)).read_text(encoding="utf-8").splitlines()
+    rows = list(csv.DictReader(lines))
+    assert len(rows) == view.mass.shares[:, :, 4].size
+    for row in rows[:: len(rows) // 7]:
+        index = view.mass.groups.index(row["group"])
+        expected = view.mass.shares[int(row["layer"]), int(row["head"]), 4, index]
+        assert float(row["share"]) == pytest.approx(float(expected), abs=1e-6)
+    kept = json.loads(Path(as_json(view, 4, 1, 2)).read_text(encoding="utf-8"))
+    assert np.allclose(kept["shares"], view.mass.shares[:, :, 4], atol=1e-6)
+    assert np.allclose(kept["along"], view.mass.shares[1, 2], atol=1e-6)
+    assert "cat" in kept["groups"]
+
+
+def test_ranges_of_tokens_are_read_or_refused():
+    assert positions_in("2-4, 7") == [2, 3, 4, 7]
+    assert positions_in(" 3 ") == [3]
+    for text in ("a", "1-", "-3", "1-999999"):
+        with pytest.raises(ExplorerError, match="no range"):
+            positions_in(text)
+
+
+def test_a_trained_prefix_is_seen_as_a_prefix_and_a_gate_as_a_gate(spec):
+    lm = models.load(spec)
+    made = methods("train")
+    tuned = made["prefix-tuning"].build(lm, made["prefix-tuning"].config(slots=3), 0)
+    seen = run(looking(spec, TEXT, held=Held("tuned", adapter=tuned)))[-1]
+    assert seen.mass.of("prefix").max() > 0.01
+    gated = made["zero-gate"].build(lm, made["zero-gate"].config(slots=3, skip=1), 0)
+    seen = run(looking(spec, TEXT, held=Held("gated", adapter=gated)))[-1]
+    assert not seen.mass.of("prefix").any()
+    assert seen.gates.shape == (3, 8)
+    assert seen.experts.prompts.shape[-1] == 3
+
+
+def test_curves_are_drawn_as_measured(spec):
+    views = run(comparing(spec, KINDS[1], {}, longest=64, prompts=1))
+    assert isinstance(views[0], CurvesView)
+    found = views[-1].found
+    shares, ratios = (tradeoff_chart(found, measure) for measure in ("share", "ratio"))
+    assert [trace.name for trace in shares.data] == ["one softmax"]
+    assert len(ratios.data) == 3
+    for trace in ratios.data:
+        assert np.allclose(trace.y, found.curve(trace.name).band("ratio")[0])
+
+
+@pytest.fixture(scope="module")
+def client(spec):
+    demo = build(spec)
+    _, url, _ = demo.launch(prevent_thread_lock=True, quiet=True, **LAUNCH)
+    yield Client(url, verbose=False)
+    demo.close()
+
+
+def test_heads_are_found_over_the_page(client, spec):
+    with pytest.raises(AppError, match="Press Look first"):
+        client.predict(rule="most sink", held="nothing", api_name="/look_heads")
+    client.predict(
+        prompt=TEXT, chat=False, specials=False, n_new=0, held="nothing", group="prompt",
+        scale="all attention", stretch=False, api_name="/look",
+    )  # fmt: skip
+    status, figure = client.predict(rule="most sink", held="nothing", api_name="/look_heads")
+    assert "done" in status
+    lm = models.load(spec)
+    best = heads.find(lm, "most sink", TEXT).top(1)[0]
+    assert head_named(figure["data"][0]["x"][0]) == best[:2]
