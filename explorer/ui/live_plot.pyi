@@ -91,11 +91,11 @@ class LivePlot(gr.HTML):
     def __init__(self, value: go.Figure | None = None, *, height: int = 340, empty: str = "", **kw):
         super().__init__(
             value=value,
-            plot_height=height,
-            empty=empty,
+            # Written out, not taken from props: a figure that is set while its accordion is closed
+            # would be all the props there are when it opens.
             html_template=(
                 '<div class="plot"></div>'
-                '<div class="empty" style="min-height:${plot_height}px">${empty}</div>'
+                f'<div class="empty" style="min-height:{height}px">{empty}</div>'
             ),
             css_template=".plot {width:100%; display:none}",
             js_on_load=_SCRIPT,

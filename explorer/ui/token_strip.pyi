@@ -39,7 +39,11 @@ fill();
 from gradio.events import Dependency
 
 class TokenStrip(gr.HTML):
-    """value: see `strip`. Event `pick`: evt.position is the position of the clicked token."""
+    """value: see `strip`.
+
+    Event `pick`: evt.position is the position of the clicked token. Event `mark`, on Shift-click:
+    evt.first and evt.last are the positions from the picked token to this one.
+    """
 
     def __init__(self, **kw):
         super().__init__(
