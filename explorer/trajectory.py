@@ -119,8 +119,9 @@ class _Kept:
             mask = torch.ones(1, 1, n, k, dtype=torch.bool, device=key.device)
             mask = mask.tril(diagonal=self.rows.start)
         rows = replace(call, query=call.query[:, :, self.rows], mask=mask)
-        self.query.append(call.query[0, :, self.rows].transpose(0, 1).float().cpu())
-        self.output.append(output[0, self.rows].float().cpu())
+        # Copies: a view of one row would keep the whole text's queries alive.
+        self.query.append(call.query[0, :, self.rows].transpose(0, 1).float().cpu().clone())
+        self.output.append(output[0, self.rows].float().cpu().clone())
         self.loudness.append(log_sum_exp(rows)[0].mT.cpu())
         self.scaling.append(call.scaling)
         self.key_norm.append(float(key.float().norm(dim=-1).max()))

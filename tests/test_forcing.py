@@ -292,3 +292,10 @@ def test_beams_and_batches_say_it_too(smollm2):
         )
     for row in said[:, ids.shape[1] :].tolist():
         assert tuple(row) == forced.target
+
+
+def test_a_recorded_row_keeps_no_more_than_itself(lm):
+    """A view of one row would hold the queries of a whole text, once for every ending."""
+    found = record(lm, tiny_ids(1, 60), [9])
+    for tensor in (*found.query, *found.output):
+        assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
