@@ -21,7 +21,8 @@ from explorer.session import Held
 from explorer.session.curves import KINDS, CurvesView, comparing
 from explorer.session.look import Writing, looking
 from explorer.ui.build import build
-from explorer.ui.look_more import as_csv, as_json, head_named, positions_in, row_figure
+from explorer.ui.look_actions import as_csv, as_json
+from explorer.ui.look_more import head_named, positions_in, row_figure
 from explorer.ui.look_view import Choice, comparable, drawn
 from tests.test_app import array
 from tests.tiny import tiny_checkpoint

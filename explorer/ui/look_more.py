@@ -6,11 +6,8 @@ every text), from what the session holds; only finding heads asks the model.
 
 from __future__ import annotations
 
-import json
 import re
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, get_args
 
 import gradio as gr
@@ -197,46 +194,3 @@ def positions_in(text: str) -> list[int]:
             raise ExplorerError(f"“{part}” is no range of tokens.", "Write it as 2-4, 7.")
         found.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return sorted(found)
-
-
-def as_csv(view: LookView, at: int) -> str:
-    """Every share seen from one position. → path of a file"""
-    frame = view.mass.to_frame()
-    frame = frame[frame["position"] == view.mass.positions[at]]
-    path = _file("shares.csv")
-    frame.to_csv(path, index=False)
-    return str(path)
-
-
-def as_json(view: LookView, at: int, layer: int, head: int) -> str:
-    """The same with the text, and one head along all positions. → path of a file"""
-    mass = view.mass
-    report = {
-        "model": view.spec.name,
-        "in front": view.held,
-        "groups": mass.groups,
-        "ids": mass.ids,
-        "tokens": [token.text for token in mass.tokens],
-        "position": at,
-        "axes of shares": ["layer", "head", "group"],
-        "shares": _rounded(mass.shares[:, :, at]),
-        "head": [layer, head],
-        "axes of along": ["position", "group"],
-        "along": _rounded(mass.shares[layer, head]),
-        "gates": None if view.gates is None else _rounded(view.gates),
-    }
-    path = _file("shares.json")
-    path.write_text(json.dumps(report, ensure_ascii=False), encoding="utf-8")
-    return str(path)
-
-
-def _file(name: str) -> Path:
-    return Path(tempfile.mkdtemp(prefix="look-")) / name
-
-
-def _rounded(values: np.ndarray) -> list:
-    """As lists; what is not a number is null."""
-    flat = [round(float(x), 7) if np.isfinite(x) else None for x in values.ravel()]
-    shaped = np.empty(len(flat), dtype=object)
-    shaped[:] = flat
-    return shaped.reshape(values.shape).tolist()

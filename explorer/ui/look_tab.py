@@ -12,17 +12,14 @@ from typing import TYPE_CHECKING, Any
 import gradio as gr
 
 from explorer import plots
-from explorer.errors import ExplorerError
-from explorer.session import Held, Session
-from explorer.session.look import LookView, Pinned, finding, looking
+from explorer.session import Session
+from explorer.session.look import LookView, Pinned, looking
 from explorer.ui.controls import shown
 from explorer.ui.curves_panel import curves_panel
 from explorer.ui.live_plot import LivePlot
+from explorer.ui.look_actions import NOTHING, held_by, wire
 from explorer.ui.look_more import (
     always,
-    as_csv,
-    as_json,
-    found_figure,
     head_named,
     once,
     panels,
@@ -41,8 +38,6 @@ EXAMPLES = {
     "A repetition": "red house, blue car, green tree. red house, blue car, green",
     "A question": "What is the capital of France? Answer in one word.",
 }
-NOTHING = "nothing"
-
 INTRO = """
 Every attention head shares out one unit of attention over what it can see. **Look** shows who gets
 it: the *prefix* put in front, the *sink* (the first token, where trained models park attention
@@ -158,7 +153,7 @@ def look_tab(page: Page) -> None:
             chat=chat,
             specials=specials,
             n_new=int(n_new),
-            held=_held(session, held),
+            held=held_by(session, held),
             groups=groups or {},
         )
         job = page.start(session, work, "Looking")
@@ -243,46 +238,10 @@ def look_tab(page: Page) -> None:
         return f"{marks}, {span}" if marks.strip() else span
 
     @shown
-    def on_pin(request: gr.Request):
-        session = page.session(request)
-        view = session.last(LookView)
-        if view is None:
-            raise ExplorerError("There is nothing to pin yet.", "Press Look first.")
-        page.sessions.keep(session.id, Pinned(view))
-        return gr.Button("Pinned")
-
-    @shown
     def on_mark(name: str, marks: str, request: gr.Request, *asked):
         """Look again, with some tokens as a group of their own."""
         groups = {name.strip()[:24] or "my words": positions_in(marks)}
         yield from steps(page.session(request), *asked, groups)
-
-    @shown
-    def on_find(rule: str, held: str, request: gr.Request):
-        """Score every head by what it does."""
-        session = page.session(request)
-        view = session.last(LookView)
-        if view is None:
-            raise ExplorerError("There is no text to read yet.", "Press Look first.")
-        job = page.start(session, finding(view, rule, _held(session, held)), "Finding heads")
-        for status, found in page.follow(job):
-            yield status, gr.skip() if found is None else found_figure(found)
-
-    def seen(request: gr.Request) -> LookView:
-        view = page.session(request).last(LookView)
-        if view is None:
-            raise ExplorerError("There are no numbers yet.", "Press Look first.")
-        return view
-
-    @shown
-    def on_csv(at: int, request: gr.Request):
-        view = seen(request)
-        return as_csv(view, position(view, at))
-
-    @shown
-    def on_json(at: int, layer: int, head: int, request: gr.Request):
-        view = seen(request)
-        return as_json(view, position(view, at), layer, head)
 
     @shown
     def on_held(request: gr.Request):
@@ -308,13 +267,8 @@ def look_tab(page: Page) -> None:
         bars.plot_click(on_bar, view_of, [layer, head, *redrawn], **redraw)
     more.gates.plot_click(on_cell, view_of, [layer, head, *redrawn], **redraw)
     tokens.mark(on_span, marks, marks, **redraw)
-    pin.click(on_pin, None, pin, **redraw)
     mark.click(on_mark, [mark_name, marks, *inputs], outputs, api_name="look_mark", **STREAM)
-    more.find.click(
-        on_find, [more.rule, held], [page.status, more.found], api_name="look_heads", **STREAM
-    )
-    more.csv.click(on_csv, at, more.csv, **redraw)
-    more.json.click(on_json, [at, layer, head], more.json, **redraw)
+    wire(page, more, pin, at, layer, head, held)
 
 
 def _example(page: Page, steps, text: str):
@@ -327,11 +281,3 @@ def _example(page: Page, steps, text: str):
             yield [text, *values]
 
     return on_example
-
-
-def _held(session: Session, name: str) -> Held | None:
-    if not name or name == NOTHING:
-        return None
-    if name not in session.held:
-        raise ExplorerError(f"There is no {name} here.", "Make one in Force or Train first.")
-    return session.held[name]
