@@ -174,11 +174,12 @@ def train_tab(page: Page) -> None:
     outputs = [page.status, page.run, rows, *drawn]
 
     def follow(session: Session, job: Job, table: str):
-        told = [job.id, table]
+        drawing = [gr.skip()] * len(drawn)
         try:
             for status, view in page.follow(job):
-                yield [status, *told, *([gr.skip()] * 5 if view is None else _draw(view))]
-                told = [gr.skip(), gr.skip()]
+                drawing = drawing if view is None else _draw(view)
+                # Every frame is whole; what has not changed since the last is not sent again.
+                yield [status, job.id, table, *drawing]
         finally:
             if isinstance(job.item, TrainView):
                 page.sessions.keep(session.id, job.item)

@@ -1,0 +1,207 @@
+"""Train through the app's API, with a tiny model: the page's numbers are Python's."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+from gradio_client import Client, handle_file
+from gradio_client.exceptions import AppError
+from safetensors import safe_open
+
+from app import LAUNCH
+from explorer import adapters, models
+from explorer.data import read, split
+from explorer.evaluation import evaluate
+from explorer.examples import Wording
+from explorer.lm import ModelSpec
+from explorer.training import FitConfig, named, train
+from explorer.ui.build import build
+from tests.tiny import tiny_checkpoint
+
+ROWS = "".join(
+    f"{text} {n},{label}\n"
+    for n in ("red", "blue", "old", "new", "hot", "cold")
+    for text, label in (("the cat sat", "cat"), ("rain and snow", "rain"))
+)
+METHODS = ["PMT, elu", "PMT, gelu", "Zero-gate, linear", "LoRA"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("train")
+
+
+@pytest.fixture(scope="module")
+def spec(folder):
+    return ModelSpec(tiny_checkpoint(folder / "model"))
+
+
+@pytest.fixture(scope="module")
+def url(spec, folder):
+    demo = build(spec, folder / "data")
+    _, url, _ = demo.launch(prevent_thread_lock=True, quiet=True, **LAUNCH)
+    yield url
+    demo.close()
+
+
+@pytest.fixture
+def client(url):
+    return Client(url, verbose=False)
+
+
+@pytest.fixture(scope="module")
+def rows(folder):
+    path = folder / "rows.csv"
+    path.write_text(f"text,label\n{ROWS}")
+    return path
+
+
+def ask(client, rows, **more):
+    """→ status, run, rows, outcome, loss, gates, spectrum, files"""
+    options = dict(
+        methods=METHODS,
+        source="my own file",
+        file=handle_file(rows),
+        shots=3,
+        held_out=6,
+        steps=4,
+        template="{text} :",
+        seed=5,
+    )
+    return client.predict(**{**options, **more}, api_name="/train")
+
+
+def files_of(answer) -> list[Path]:
+    value = answer["value"] if isinstance(answer, dict) else answer
+    return [Path(path) for path in value or ()]
+
+
+@pytest.fixture(scope="module")
+def trained(url, rows):
+    return ask(Client(url, verbose=False), rows)
+
+
+def test_the_page_trains_what_python_trains(trained, spec, rows):
+    """Bit for bit: the loss in the chart is the loss of the loop."""
+    status, _, preview, outcome, loss, gates, spectrum, files = trained
+    assert (
+        "done" in status and "To learn from: 6" in preview and "Held out to test on: 6" in preview
+    )
+    curves = {trace["name"]: trace["customdata"] for trace in loss["data"] if "name" in trace}
+    assert list(curves) == METHODS
+    lm = models.load(spec)
+    data = split(read(rows), shots=3, held_out=6, seed=5)
+    method = named("zero-gate")
+    fitting = FitConfig(steps=4, learning_rate=method.learning_rate)
+    wording = Wording("{text} :")
+    steps = list(train(lm, data, method=method, fitting=fitting, wording=wording, seed=5))
+    assert curves["Zero-gate, linear"] == pytest.approx([s.loss for s in steps], rel=1e-5)
+    assert loss["data"][0]["x"] == [1, 2, 3, 4]  # a point a step from the first
+    found = evaluate(lm, data.held_out, steps[-1].adapter, classes=data.classes, wording=wording)
+    row = re.search(r"Zero-gate, linear</th>(.*?)</tr>", outcome)[1]
+    assert f"<b>{found.accuracy:.0%}</b>" in row
+    assert len(gates["data"][0]["z"]) == 3
+    assert [trace["name"] for trace in spectrum["data"]][:2] == METHODS[:2]
+    assert len(files_of(files)) == 4
+
+
+def test_the_files_say_what_they_are_and_do_the_same_again(trained, client, spec, rows):
+    path = next(p for p in files_of(trained[-1]) if p.name.startswith("zero-gate"))
+    with safe_open(path, "pt") as file:
+        assert file.metadata()["format"] == adapters.FORMAT
+    card = adapters.inspect(path)
+    assert card.training["seed"] == 5 and card.training["steps"] == 4
+    assert card.training["data_sha256"] == read(rows).sha256
+    assert str(rows.parent) not in str(card)
+    lm = models.load(spec)
+    adapter, _ = adapters.load(path, lm)
+    data = split(read(rows), shots=3, held_out=6, seed=5)
+    found = evaluate(lm, data.held_out, adapter, classes=data.classes, wording=Wording("{text} :"))
+    options = dict(source="my own file", file=handle_file(rows), shots=3, held_out=6, seed=5)
+    said = client.predict(
+        adapter=handle_file(path), prompt="the cat", **options, api_name="/try_adapter"
+    )[1]
+    assert f"<b>{found.accuracy:.0%}</b>" in said and "zero-gate" in said
+    assert "Without it" in said and "With it" in said
+
+
+def test_the_split_is_shown_before_the_run(client, rows):
+    said = client.predict(
+        source="my own file", file=handle_file(rows), shots=2, held_out=4, seed=0, api_name="/rows"
+    )
+    assert "12 rows, 2 classes" in said and "To learn from: 4" in said
+    assert "120 rows, 6 classes" in client.predict(source="requests", api_name="/rows")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("text,kind\na,b\n", "no label column"),
+        ("text,label\na,x\nb,x\n", "Every row"),
+        ("text,label\na,x\nb,\n", "no text or no label in line 3"),
+        ("text,label\nsch\xf6n,x\nb,y\n", "not UTF-8"),
+        ("text,label\n", "no rows"),
+    ],
+)
+def test_bad_rows_are_refused_in_one_sentence(client, tmp_path, content, said):
+    path = tmp_path / "bad.csv"
+    path.write_bytes(content.encode("latin-1"))
+    with pytest.raises(AppError, match=said) as refused:
+        ask(client, path)
+    assert "Traceback" not in str(refused.value) and str(tmp_path) not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"methods": []}, "No method is chosen"),
+        ({"file": None}, "No file is here yet"),
+        ({"template": "Label:"}, "no {text}"),
+        ({"chat": True, "template": "{text}", "shots": 6}, "No rows are left"),
+    ],
+)
+def test_a_run_that_makes_no_sense_is_refused(client, rows, options, said):
+    with pytest.raises(AppError, match=re.escape(said)):
+        ask(client, rows, **options)
+
+
+def test_a_pickle_is_never_opened(client, tmp_path):
+    path = tmp_path / "adapter.safetensors"
+    path.write_bytes(b"\x80\x04\x95" + b"x" * 100)
+    with pytest.raises(AppError, match="not a safetensors file"):
+        client.predict(
+            adapter=handle_file(path), measure=False, source="requests", api_name="/try_adapter"
+        )
+
+
+def test_nobody_sees_anothers_adapter(url, trained):
+    stranger = Client(url, verbose=False)
+    with pytest.raises(AppError, match="no adapter yet"):
+        stranger.predict(measure=False, source="requests", api_name="/try_adapter")
+
+
+def test_stopping_keeps_what_was_learnt(client, rows):
+    run = client.submit(
+        methods=["PMT, elu"],
+        source="my own file",
+        file=handle_file(rows),
+        shots=3,
+        held_out=6,
+        steps=400,
+        template="{text} :",
+        api_name="/train",
+    )
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        done = run.outputs()
+        if done and isinstance(done[-1][4], dict) and len(done[-1][4]["data"][0]["x"]) > 3:
+            break
+        time.sleep(0.05)
+    client.predict(api_name="/stop")
+    status, *_, files = run.result(timeout=60)
+    assert "stopped" in status
+    (path,) = files_of(files)
+    assert 3 < adapters.inspect(path).training["steps"] < 400
