@@ -61,7 +61,7 @@ function draw() {
   }
   if (layout.height) div.style.height = layout.height + 'px';
   const alt = (layout.meta || {}).alt;
-  if (alt) { div.setAttribute('role', 'img'); div.setAttribute('aria-label', alt); }
+  if (alt) { div.setAttribute('role', 'figure'); div.setAttribute('aria-label', alt); }
   P.react(div, themed(figure.data || []), layout, {displaylogo: false, showSendToCloud: false,
     displayModeBar: coarse ? false : 'hover', responsive: false,
     modeBarButtonsToAdd: [{name: 'svg', title: 'Download plot as an SVG', icon: P.Icons.disk,
