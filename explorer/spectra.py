@@ -73,50 +73,105 @@ def participation(eigenvalues: np.ndarray) -> np.ndarray:
     return np.divide(top, bottom, out=np.zeros_like(top), where=bottom > 0)
 
 
-@torch.no_grad()
-def spectrum(
-    lm: LoadedModel,
-    adapter: Adapter,
-    texts: Sequence[Sequence[int]],
-    *,
-    centred: bool = True,
-) -> Spectrum | None:
-    """Spectrum of what `adapter` adds, over every position of some texts.
+@dataclass(frozen=True, eq=False)
+class Moments:
+    """Sums over positions of what a method adds, from which spectra with and without mean follow.
 
-    texts: token ids, one text at a time is read, so there is no padding to take out
-    → None for a method that does not add to attention's output
+    total: (l, h, d) Σ b    outer: (l, h, d, d) Σ b bᵀ    own: (l, h) Σ ‖o_X‖²; float64
+    count: positions    bound: most directions the method could use
     """
-    geometry = lm.geometry
-    parts = adapter.parts(lm)
-    if parts is None:
-        return None
+
+    total: Tensor
+    outer: Tensor
+    own: Tensor
+    count: int
+    bound: int
+
+    def spectrum(self, *, centred: bool = True) -> Spectrum:
+        covariance = covariance_of(self.total, self.outer, self.count, centred=centred)
+        return Spectrum(
+            eigenvalues=_eigenvalues(covariance),
+            pooled=_eigenvalues(covariance.flatten(0, 1).mean(0)),
+            bound=self.bound,
+            n_positions=self.count,
+            centred=centred,
+        )
+
+    @property
+    def ratio(self) -> np.ndarray:
+        """How large what is added is beside the text's own: √(Σ‖b‖² / Σ‖o_X‖²). → (l, h)"""
+        added = self.outer.diagonal(dim1=-2, dim2=-1).sum(-1)
+        return (added / self.own.clamp(min=1e-30)).sqrt().numpy()
+
+
+def spectrum(
+    lm: LoadedModel, adapter: Adapter, texts: Sequence[Sequence[int]], *, centred: bool = True
+) -> Spectrum:
+    """Spectrum of what `adapter` adds, over every position of some texts. See `moments`."""
+    return moments(lm, adapter, texts).spectrum(centred=centred)
+
+
+@torch.no_grad()
+def moments(lm: LoadedModel, adapter: Adapter, texts: Sequence[Sequence[int]]) -> Moments:
+    """What `adapter` adds to every head's output, summed up over every position of some texts.
+
+    A method that is not of the form a · o_X + b (LoRA) is measured: b is then the output with the
+    adapter less the output without, each in its own forward pass.
+
+    texts: token ids; one text at a time is read, so there is no padding to take out
+    """
+    geometry, parts = lm.geometry, adapter.parts(lm)
     d = geometry.head_dim
     total = torch.zeros(geometry.n_layers, geometry.n_heads, d, dtype=torch.float64)
     outer = torch.zeros(geometry.n_layers, geometry.n_heads, d, d, dtype=torch.float64)
+    own = torch.zeros(geometry.n_layers, geometry.n_heads, dtype=torch.float64)
+
+    def add(layer: int, added: Tensor) -> None:  # (b, h, q, d)
+        added = added.to("cpu", torch.float64).transpose(0, 1).flatten(1, 2)  # (h, b·q, d)
+        total[layer] += added.sum(1)
+        outer[layer] += added.mT @ added
+
+    def see(layer: int, output: Tensor) -> Tensor:  # (b, q, h, d) → (b, h, q, d)
+        output = output.to("cpu", torch.float64).transpose(1, 2)
+        own[layer] += output.square().sum((0, 2, 3))
+        return output
 
     def watch(call: AttentionCall) -> Output:
         part = parts(call)
+        answer = call.run()
+        see(call.layer, answer[0])
         if part is not None:
-            own = part[1].to("cpu", torch.float64).transpose(0, 1).flatten(1, 2)  # (h, b·q, d)
-            total[call.layer] += own.sum(1)
-            outer[call.layer] += own.mT @ own
-        return call.run()
+            add(call.layer, part[1])
+        return answer
 
-    count = 0
     for text in texts:
-        # `watch` lies inside: it sees each call as the adapter does.
-        with patched(lm, watch), adapter.applied(lm):
-            lm.logits(torch.tensor([list(text)]), start=adapter.span, last=1)
-        count += len(text)
-    covariance = covariance_of(total, outer, count, centred=centred)
-    pooled = covariance.flatten(0, 1).mean(0)
-    return Spectrum(
-        eigenvalues=_eigenvalues(covariance),
-        pooled=_eigenvalues(pooled),
-        bound=min(d, getattr(adapter.config, "slots", d)),
-        n_positions=count,
-        centred=centred,
-    )
+        ids = torch.tensor([list(text)])
+        if parts is not None:
+            # `watch` lies inside: it sees each call as the adapter does.
+            with patched(lm, watch), adapter.applied(lm):
+                lm.logits(ids, start=adapter.span, last=1)
+            continue
+        plain = _outputs(lm, ids)
+        with adapter.applied(lm):
+            changed = _outputs(lm, ids)
+        for layer, output in plain.items():
+            add(layer, changed[layer].transpose(1, 2) - see(layer, output))
+    bound = min(d, getattr(adapter.config, "slots", d))
+    return Moments(total, outer, own, sum(map(len, texts)), bound)
+
+
+def _outputs(lm: LoadedModel, ids: Tensor) -> dict[int, Tensor]:
+    """What attention answers in every layer. → by layer, (b, q, h, d), float64, CPU"""
+    found: dict[int, Tensor] = {}
+
+    def watch(call: AttentionCall) -> Output:
+        answer = call.run()
+        found[call.layer] = answer[0].to("cpu", torch.float64)
+        return answer
+
+    with patched(lm, watch):
+        lm.logits(ids, last=1)
+    return found
 
 
 def covariance_of(total: Tensor, outer: Tensor, count: int, *, centred: bool) -> Tensor:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -25,6 +26,7 @@ from explorer.errors import ExplorerError
 from explorer.examples import Batch, Wording, examples, shuffled
 from explorer.lm import LoadedModel
 from explorer.methods import Adapter, Method, check, knob, methods
+from explorer.recomputation import recomputed
 
 Schedule = Literal["cosine", "linear", "constant"]
 
@@ -47,6 +49,12 @@ class FitConfig:
         1.0, "Largest gradient norm", 0.0, 100.0, help="Longer gradients are cut; 0: never."
     )
     weight_decay: float = knob(0.0, "Weight decay", 0.0, 1.0)
+    half: bool = knob(
+        False, "In bfloat16", help="Products of a float32 model in bfloat16: faster, coarser."
+    )
+    recompute: bool = knob(
+        False, "Save memory", help="Keep each layer's input only and compute the rest again."
+    )
 
     def __post_init__(self):
         check(self)
@@ -93,28 +101,45 @@ class Diverged(ExplorerError):
         return type(self), (self.step, *self.args, self.hint)
 
 
+def optimizer_for(adapter: Adapter, config: FitConfig) -> torch.optim.AdamW:
+    """The optimiser of a fit, before its first step."""
+    return torch.optim.AdamW(
+        list(adapter.parameters()),
+        lr=config.learning_rate,
+        betas=(0.9, 0.95),
+        weight_decay=config.weight_decay,
+    )
+
+
 def fit(
-    lm: LoadedModel, adapter: Adapter, batches: Iterable[Batch], config: FitConfig
+    lm: LoadedModel,
+    adapter: Adapter,
+    batches: Iterable[Batch],
+    config: FitConfig,
+    *,
+    optimizer: torch.optim.AdamW | None = None,
+    done: int = 0,
 ) -> Iterator[FitStep]:
     """Train `adapter` on the batches, yielding every step.
+
+    optimizer, done: of a fit that is taken up again after so many steps; its batches are passed
+    over, and the rest is bit for bit what it would have been
 
     Raises Diverged when the loss is not a number or explodes. The adapter's parameters are then
     set back to the last that gave a sound loss.
     """
-    parameters = [p for p in adapter.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(
-        parameters, lr=config.learning_rate, betas=(0.9, 0.95), weight_decay=config.weight_decay
-    )
-    batches = iter(batches)
+    parameters = list(adapter.parameters())
+    optimizer = optimizer or optimizer_for(adapter, config)
+    batches = islice(batches, done * config.accumulate, None)
     sound = [p.detach().clone() for p in parameters]
     roof = math.inf
-    for step in range(1, config.steps + 1):
+    for step in range(done + 1, config.steps + 1):
         began = time.perf_counter()
         some = list(islice(batches, config.accumulate))
         if not some:
             return
         n_tokens = sum(batch.n_tokens for batch in some)
-        loss = sum(_backward(lm, adapter, batch, n_tokens) for batch in some)
+        loss = sum(_backward(lm, adapter, batch, n_tokens, config) for batch in some)
         norm = float(_norm(parameters))
         if not (math.isfinite(loss) and math.isfinite(norm) and loss <= roof):
             for parameter, value in zip(parameters, sound, strict=True):
@@ -145,11 +170,16 @@ def fit(
         )
 
 
-def _backward(lm: LoadedModel, adapter: Adapter, batch: Batch, n_tokens: int) -> float:
+def _backward(
+    lm: LoadedModel, adapter: Adapter, batch: Batch, n_tokens: int, config: FitConfig
+) -> float:
     """Add a batch's gradients. → its share of the loss: the sum over its tokens / n_tokens"""
-    with torch.enable_grad(), adapter.applied(lm):
-        loss = loss_of(lm, adapter, batch) / n_tokens
-        loss.backward()
+    half = torch.autocast(lm.device.type, torch.bfloat16, enabled=config.half)
+    sparing = recomputed(lm) if config.recompute else nullcontext()
+    with torch.enable_grad(), adapter.applied(lm), sparing:
+        with half:
+            loss = loss_of(lm, adapter, batch) / n_tokens
+        loss.backward()  # inside: what is computed again must meet the adapter again
     return float(loss.detach())
 
 

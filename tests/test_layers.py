@@ -26,6 +26,7 @@ ORDER = [
     "prefix",
     "positions",
     "projections",
+    "recomputation",
     "shares",
     "rows",
     "heads",

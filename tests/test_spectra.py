@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from explorer.attention import patched
 from explorer.methods import methods
 from explorer.methods.prefix_tuning import PrefixTuningConfig
-from explorer.spectra import effective_rank, participation, spectrum
+from explorer.spectra import effective_rank, moments, participation, spectrum
 from tests.tiny import tiny_ids
 
 TEXTS = [tiny_ids(1, n, seed=n)[0].tolist() for n in (9, 12, 4)]
@@ -76,9 +76,30 @@ def test_nothing_added_has_no_axes(lm):
     assert not found.effective_rank.any() and not found.participation.any()
 
 
-def test_a_method_of_another_form_has_no_spectrum(lm):
+def test_a_method_of_another_form_is_measured(lm):
+    """LoRA changes queries, keys and values: its b is the output with it less that without."""
     method = methods()["lora"]
-    assert spectrum(lm, method.build(lm, method.config()), TEXTS) is None
+    adapter = method.build(lm, method.config())
+    assert spectrum(lm, adapter, TEXTS).axes_used == 0  # B = 0 at the start
+    with torch.no_grad():
+        for parameter in adapter.parameters():
+            parameter.add_(0.1)
+    assert spectrum(lm, adapter, TEXTS).axes_used > 0
+
+
+def test_what_a_memory_adds_is_known_in_size(lm):
+    adapter, found = memory(lm), []
+
+    def watch(call):
+        b = F.elu(call.query.float()) @ adapter.memory[call.layer]
+        found.append((call.layer, b.square().sum((0, 2, 3)), call.run()[0].square().sum((0, 1, 3))))
+        return call.run()
+
+    with torch.no_grad(), patched(lm, watch), adapter.applied(lm):
+        lm.logits(torch.tensor([TEXTS[0]]))
+    ratio = moments(lm, adapter, TEXTS[:1]).ratio
+    for layer, added, own in found:
+        np.testing.assert_allclose(ratio[layer], (added / own).sqrt().numpy(), rtol=1e-5)
 
 
 def test_ranks_of_known_spectra():

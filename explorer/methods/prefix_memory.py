@@ -79,7 +79,7 @@ class _Read(torch.autograd.Function):
         with torch.enable_grad():
             again = query.detach().float().requires_grad_()
             seen = ctx.feature(again)
-        grad = _fold(grad)
+        grad = _fold(grad).to(memory.dtype)  # bfloat16 where autocast multiplied
         to_query = to_memory = None
         if ctx.needs_input_grad[0]:
             to_seen = _unfold(grad @ memory.mT, query)
