@@ -8,8 +8,8 @@
     for step in explorer.train(lm, data, method="prefix-memory", steps=20, seed=0): ...
 
 Read in this order: lm → attention → models → prefix → shares → trajectory → methods → forcing →
-training → session → ui. Each module imports only modules above it; tests/test_layers.py holds the
-list.
+tradeoff → training → lessons → session → ui. Each module imports only modules above it;
+tests/test_layers.py holds the list.
 
 Dimension letters in every shape:
     b batch    l layers   h query heads   g key/value heads (g ≤ h)

@@ -38,6 +38,7 @@ class LookView:
     rows: every row of weights where the text is short, None where it is not
     gates: (l, h) tanh(g) of what was in front, or None    experts: its prompts' weights, or None
     written: live shares while the model wrote, or None    marked: a visitor's groups of tokens
+    n_slots: of the prefix in front, a layer
     """
 
     spec: ModelSpec
@@ -50,6 +51,7 @@ class LookView:
     experts: Experts | None = None
     written: Writing | None = None
     marked: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    n_slots: int = 0
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,7 @@ def looking(
             experts=mixed,
             written=writing,
             marked=marked,
+            n_slots=front.prefix.n_slots if front.prefix is not None else 0,
         )
 
     return work

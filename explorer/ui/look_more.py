@@ -25,6 +25,11 @@ CONVENTION = (
     "shut. An opening is no share of attention. Other programs differ: peft holds the raw g of a "
     "layer, litgpt the raw g of a head.</p>"
 )
+EXPERTS = (
+    "<p class='hint'>Read as a mixture of experts (arXiv 2502.03029, Eq. 10), every token is an "
+    "expert with its weight G; behind a zero-gate every prompt is one more, with tanh(α)·G′. "
+    "Tokens share out 1, prompts share out the opening of their gate.</p>"
+)
 TOP = 12
 
 
@@ -58,6 +63,7 @@ def panels(table: str) -> Panels:
     """Lay them out. table: what the numbers show at first"""
     with gr.Accordion("One row: the tokens this head looks at most", open=False):
         scores = gr.Checkbox(False, label="q·k scores instead of weights", elem_id="look-scores")
+        gr.HTML(EXPERTS)
         row = LivePlot(
             height=200,
             empty="Press Look; longer texts than about a hundred tokens keep no rows.",

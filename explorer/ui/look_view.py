@@ -53,7 +53,13 @@ def drawn(view: LookView, choice: Choice, pinned: LookView | None = None) -> lis
     title = f"Layer {layer}, head {head}"
     return [
         _summary(view, shares[:, :, at], groups, group, f"{seen}{without}"),
-        strip(view.mass.tokens, view.n_generated, _last_of(view.mass.tokens, at), view.marked),
+        strip(
+            view.mass.tokens,
+            view.n_generated,
+            _last_of(view.mass.tokens, at),
+            view.marked,
+            view.n_slots,
+        ),
         _map(view, choice, pinned, cells, group, (layer, head), top),
         plots.shares_along(shares[layer, head], groups, labels, title=title, position=at),
         _facts(title, shares[layer, head, at], groups, seen),

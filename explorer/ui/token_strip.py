@@ -13,13 +13,22 @@ from explorer.text import Token
 _SCRIPT = """
 const box = element.querySelector('.tokens');
 let shown = '';
+const bytes = text => [...new TextEncoder().encode(text  // the marks of display undone
+    .replace(/^·+/, marks => ' '.repeat(marks.length)).replace(/↵/g, '\\n').replace(/⇥/g, '\\t'))]
+  .map(byte => byte.toString(16).padStart(2, '0')).join(' ');
 function fill() {
   const v = props.value || {text: [], ids: [], position: [], special: [], generated: 0};
-  const key = JSON.stringify([v.text, v.position, v.generated, v.marked]);
+  const key = JSON.stringify([v.text, v.position, v.generated, v.marked, v.slots]);
   if (key !== shown) {
     shown = key;
     const special = new Set(v.special), marked = v.marked || {};
-    box.replaceChildren(...v.text.flatMap((text, i) => {
+    const slots = Array.from({length: Math.min(v.slots || 0, 64)}, (_, i) => {
+      const slot = document.createElement('span');
+      slot.className = 'slot';
+      slot.title = `prefix slot ${i} of ${v.slots}: a key and a value, no word`;
+      return slot;
+    });
+    box.replaceChildren(...slots, ...v.text.flatMap((text, i) => {
       const start = i ? v.position[i - 1] + 1 : 0, position = v.position[i];
       const own = marked[position], group = !start ? 'sink'
         : own ? 'marked' : start < v.generated ? 'prompt' : 'generated';
@@ -28,7 +37,7 @@ function fill() {
       b.className = `token ${group}` + (special.has(i) ? ' special' : '');
       b.textContent = text;
       b.title = `position ${position} · ${own || group} · id ${v.ids[i].join(' ')}`
-        + (special.has(i) ? ' · control token' : '');
+        + ` · bytes ${bytes(text)}` + (special.has(i) ? ' · control token' : '');
       b.dataset.position = position;
       b.addEventListener('click', e => {
         const from = props.value.picked;
@@ -71,12 +80,13 @@ def strip(
     n_generated: int,
     picked: int,
     marked: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    n_slots: int = 0,
 ) -> dict[str, Any]:
     """What the strip shows, in columns, because a long text is sent again at every click.
 
     position: the last one of each token, from which it is read    special: indices of control
     tokens    generated: the first position that the model wrote    picked: a position
-    marked: the group of a position that a visitor has marked
+    marked: the group of a position that a visitor has marked    slots: of the prefix in front
     """
     return {
         "text": [token.text for token in tokens],
@@ -85,5 +95,6 @@ def strip(
         "special": [index for index, token in enumerate(tokens) if token.special],
         "generated": (tokens[-1].stop if tokens else 0) - n_generated,
         "picked": picked,
+        "slots": n_slots,
         "marked": {str(position): name for name, some in marked.items() for position in some},
     }

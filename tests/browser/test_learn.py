@@ -110,3 +110,24 @@ def test_the_panels_of_look_draw_what_was_looked_at(visit):
     page.get_by_role("button", name="Mark and look").click()
     expect(page.locator("#look-group")).to_contain_text("my words")
     expect(page.locator("#look-tokens button.marked")).to_have_count(3)
+
+
+def test_a_token_tells_its_number_and_its_bytes(visit):
+    page = visit()
+    look(page)
+    title = page.locator("#look-tokens button").nth(1).get_attribute("title")
+    assert re.fullmatch(r"position 1 · prompt · id \d+ · bytes 20 63 61 74", title)
+
+
+def test_figures_can_be_saved_as_svg(visit):
+    page = visit()
+    open_learn(page)
+    page.locator("#learn-guess input").first.check()
+    expect(page.locator("#learn-figure .main-svg").first).to_be_visible()
+    page.locator("#learn-figure").hover()
+    with page.expect_download() as saved:
+        page.locator("#learn-figure [data-title*='SVG'], #learn-figure [aria-label*='SVG']").click()
+    drawn = saved.value.path().read_text(encoding="utf-8")
+    assert saved.value.suggested_filename.endswith(".svg")
+    row = result_of(1)["rows"][-1]
+    assert f"{row['shares']['prefix']:.0%}" in drawn
