@@ -18,12 +18,13 @@ from explorer.lm import ModelSpec
 from explorer.methods import methods
 from explorer.plots_tradeoff import tradeoff_chart
 from explorer.session import Held
+from explorer.session import look as look_session
 from explorer.session.curves import KINDS, CurvesView, comparing
 from explorer.session.look import Writing, looking
 from explorer.ui.build import build
 from explorer.ui.look_actions import as_csv, as_json
 from explorer.ui.look_more import head_named, positions_in, row_figure
-from explorer.ui.look_view import Choice, comparable, drawn
+from explorer.ui.look_view import Choice, comparable, drawn, position
 from tests.test_app import array
 from tests.tiny import tiny_checkpoint
 
@@ -169,3 +170,20 @@ def test_heads_are_found_over_the_page(client, spec):
     lm = models.load(spec)
     best = heads.find(lm, "most sink", TEXT).top(1)[0]
     assert head_named(figure["data"][0]["x"][0]) == best[:2]
+
+
+def test_a_long_text_is_read_in_blocks_and_seen_from_some_positions(spec, monkeypatch):
+    words = "the cat sat on a mat and the dog ran by the sea " * 6
+    whole = run(looking(spec, words))[-1]
+    assert whole.mass.positions == tuple(range(len(whole.mass.ids)))
+    monkeypatch.setattr(look_session, "LIMIT", 20)
+    monkeypatch.setattr(look_session, "KEPT", 9)
+    long = run(looking(spec, words))[-1]
+    kept = long.mass.positions
+    assert len(kept) == 9 and kept[-1] == len(long.mass.ids) - 1
+    assert np.allclose(long.mass.shares, whole.mass.shares[:, :, list(kept)], atol=1e-5)
+    assert position(long, -1) == 8
+    assert kept[position(long, 30)] >= 30
+    page = drawn(long, choice(at=kept[4]))
+    assert f"position {kept[4]}" in page[0]
+    assert page[1]["picked"] == kept[4]

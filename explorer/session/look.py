@@ -26,7 +26,9 @@ from explorer.session import Held
 from explorer.shares import LastQuery, Mass, mass
 from explorer.text import display, encode
 
+LONGEST = 32_768  # tokens a page reads, if the model does
 LIMIT = 2048  # positions a page keeps: l·h·q·n shares, 9 MB for 30 layers of 9 heads
+KEPT = 1024  # of a longer text so many, evenly spread
 ROWS = 2_500_000  # weights a page keeps, l·h·q·(p + k): 96 tokens for 30 layers of 9 heads
 
 
@@ -39,6 +41,8 @@ class LookView:
     gates: (l, h) tanh(g) of what was in front, or None    experts: its prompts' weights, or None
     written: live shares while the model wrote, or None    marked: a visitor's groups of tokens
     n_slots: of the prefix in front, a layer
+
+    A text of more than LIMIT tokens is seen from some of its positions only, `mass.positions`.
     """
 
     spec: ModelSpec
@@ -117,7 +121,7 @@ def looking(
     def work(stop: Stop) -> Iterator[Writing | LookView]:
         lm = models.load(spec, stop.note)
         began = time.monotonic()
-        limit = min(LIMIT, lm.geometry.context)
+        limit = min(LONGEST, lm.geometry.context)
         ids = encode(lm, prompt, chat=chat, specials=specials, limit=limit)
         marked = _existing(groups, ids.shape[1])
         front = opened(lm, held, ids.shape[1])
@@ -147,6 +151,8 @@ def looking(
             generated=len(written),
             groups=marked,
             adapter=front.adapter.applied(lm) if front.adapter is not None else None,
+            positions=_spread(ids.shape[1]),
+            note=stop.note,
         )
         gates = front.adapter.gates() if front.adapter is not None else None
         kept = _rows(lm, ids, front)
@@ -217,6 +223,13 @@ def _rows(lm: LoadedModel, ids: torch.Tensor, front: _Front) -> Rows | None:
     adapter = front.adapter.applied(lm) if front.adapter is not None else None
     at = range(length)
     return rows(lm, ids, at, front.prefix, adapter=adapter, dtype=torch.float16)
+
+
+def _spread(length: int) -> list[int] | None:
+    """The positions that are kept of a text: all, or of a long one some."""
+    if length <= LIMIT:
+        return None
+    return sorted({round(at) for at in np.linspace(0, length - 1, KEPT)})
 
 
 def _existing(groups: Mapping[str, Sequence[int]], length: int) -> dict[str, list[int]]:

@@ -107,11 +107,12 @@ def as_json(view: LookView, at: int, layer: int, head: int) -> str:
         "groups": mass.groups,
         "ids": mass.ids,
         "tokens": [token.text for token in mass.tokens],
-        "position": at,
+        "position": mass.positions[at],
         "axes of shares": ["layer", "head", "group"],
         "shares": _rounded(mass.shares[:, :, at]),
         "head": [layer, head],
         "axes of along": ["position", "group"],
+        "positions": mass.positions,
         "along": _rounded(mass.shares[layer, head]),
         "gates": None if view.gates is None else _rounded(view.gates),
     }

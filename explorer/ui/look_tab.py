@@ -26,7 +26,7 @@ from explorer.ui.look_more import (
     positions_in,
     writing_figure,
 )
-from explorer.ui.look_view import ALL, SINKLESS, Choice, drawn, position, strongest, table
+from explorer.ui.look_view import ALL, SINKLESS, Choice, drawn, strongest, table
 from explorer.ui.page import PRIVATE, STREAM
 from explorer.ui.token_strip import TokenStrip
 
@@ -229,7 +229,9 @@ def look_tab(page: Page) -> None:
     @shown
     def on_curve(request: gr.Request, evt: gr.EventData, at, *rest):
         view = page.session(request).last(LookView)
-        at = at if view is None else position(view, max(0, round(evt.x)))
+        if view is not None:
+            kept = view.mass.positions
+            at = kept[min(max(0, round(evt.x)), len(kept) - 1)]
         return [at, *again(request, at, *rest)]
 
     @shown

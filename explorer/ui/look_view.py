@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import html
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from explorer.ui.token_strip import strip
 
 ALL = "all attention"
 SINKLESS = "attention without the sink"
+CHIPS = 2048  # tokens the strip shows: of a longer text the last
 
 
 @dataclass(frozen=True)
@@ -43,20 +45,22 @@ def drawn(view: LookView, choice: Choice, pinned: LookView | None = None) -> lis
     """→ summary, tokens, map, curve, facts, table: everything below the prompt"""
     shares, groups = scaled(view, choice.scale)
     at = position(view, choice.at)
-    labels = [token.text for token in view.mass.tokens for _ in token.ids]
+    here = view.mass.positions[at]
+    every = [token.text for token in view.mass.tokens for _ in token.ids]
+    labels = [every[one] for one in view.mass.positions]
     layer, head = min(choice.layer, len(shares) - 1), min(choice.head, shares.shape[1] - 1)
     group = choice.group if choice.group in groups else "prompt"
     cells = shares[:, :, at, groups.index(group)]
     top = max(float(np.nan_to_num(cells).max()), 0.01) if choice.stretch else 1.0
     without = " (the sink left out)" if choice.scale == SINKLESS else ""
-    seen = f"position {at}{' (the last)' if at == len(labels) - 1 else ''}, {_chip(labels[at])}"
+    seen = f"position {here}{' (the last)' if here == len(every) - 1 else ''}, {_chip(labels[at])}"
     title = f"Layer {layer}, head {head}"
     return [
         _summary(view, shares[:, :, at], groups, group, f"{seen}{without}"),
         strip(
-            view.mass.tokens,
+            view.mass.tokens[-CHIPS:],
             view.n_generated,
-            _last_of(view.mass.tokens, at),
+            _last_of(view.mass.tokens, here),
             view.marked,
             view.n_slots,
         ),
@@ -111,8 +115,11 @@ def strongest(view: LookView, group: str, scale: str) -> tuple[int, int]:
 
 
 def position(view: LookView, at: int) -> int:
-    """A position that exists; the last where `at` does not."""
-    return at if 0 <= at < len(view.mass.ids) else len(view.mass.ids) - 1
+    """Which of the kept positions stands for one of the text; the last where there is none."""
+    kept = view.mass.positions
+    if not 0 <= at <= kept[-1]:
+        return len(kept) - 1
+    return bisect.bisect_left(kept, at)
 
 
 def table(cells: np.ndarray | None, caption: str) -> str:
