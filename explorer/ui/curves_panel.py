@@ -23,7 +23,7 @@ NOTE = """
 <p class="hint">Left: a share exists only inside one softmax (α: “PrefixMemory-Tuning”, arXiv
 2506.13674, Eq. 3), mean over heads. Right: for every method, how large the added part is against
 the rest, median over heads. The two are never mixed. Bars: range over texts. The first slot of a
-prefix that a text left behind takes the place of the sink, so its share hardly falls.</p>
+prefix that a text left behind takes the place of the sink, and most of α is its.</p>
 """
 
 
