@@ -14,21 +14,31 @@ _LEGEND = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
 
 
 def loss_chart(
-    losses: Mapping[str, Sequence[float]],
+    trials: Mapping[str, Sequence[Sequence[float]]],
     *,
     run: str,
     steps: int,
     held_out: Mapping[str, Sequence[tuple[int, float]]] | None = None,
+    what: str = "loss (nats per token)",
 ) -> go.Figure:
-    """Loss at every step from the first, raw and smoothed, one colour a method, log axis.
+    """A number of every step from the first, raw and smoothed, one colour a method, log axis.
 
-    losses: by method, nats per token    run: to which the zoom belongs    steps: the budget
+    trials: by method, the values of every trial, the one that runs last; the line is their mean,
+            the band reaches from the smallest to the largest
     held_out: by method, (step, loss) on rows that were not learnt from
+    run: to which the zoom belongs    steps: the budget    what: title of the axis
     """
-    figure = go.Figure()
-    for index, (name, values) in enumerate(losses.items()):
-        colour, x = COLOURS[index % len(COLOURS)], list(range(1, len(values) + 1))
-        smooth = smoothed(values, weight=float(np.clip(1 - 10 / steps, 0.0, 0.9)))
+    figure, told = go.Figure(), []
+    for index, (name, some) in enumerate(trials.items()):
+        colour = COLOURS[index % len(COLOURS)]
+        some = [values for values in some if values]
+        if not some:
+            continue
+        if len(some) > 1:
+            _band(figure, some, colour, name)
+        values = _mean(some)
+        told.append(f"{name} {values[-1]:.3g} at step {len(values)}")
+        x = list(range(1, len(values) + 1))
         figure.add_scatter(
             x=x,
             y=values,
@@ -41,7 +51,7 @@ def loss_chart(
         )
         figure.add_scatter(
             x=x,
-            y=smooth,
+            y=smoothed(values, weight=float(np.clip(1 - 10 / steps, 0.0, 0.9))),
             name=name,
             mode="lines",
             line={"color": colour, "width": 2.5},
@@ -56,31 +66,50 @@ def loss_chart(
                 y=[loss for _, loss in points],
                 name=f"{name}, held out",
                 mode="markers+lines",
-                marker={"color": colour, "symbol": "diamond", "size": 9},
+                marker={"color": colour, "symbol": "diamond", "size": 8},
                 line={"color": colour, "width": 1, "dash": "dot"},
                 legendgroup=name,
                 showlegend=False,
                 hovertemplate=f"{name}, held out: %{{y:.3f}}<extra></extra>",
             )
-    told = ", ".join(f"{name} {v[-1]:.2f} at step {len(v)}" for name, v in losses.items() if v)
     figure.update_layout(
         template="none",
         height=340,
         margin={**MARGIN, "t": 34, "l": 60},
-        uirevision=f"loss {run}",
+        uirevision=f"{what} {run}",
         hovermode="x unified",
         legend=_LEGEND,
-        meta={"alt": f"Loss by step, in nats per token: {told or 'no step yet'}."},
+        meta={"alt": f"{what} by step: {', '.join(told) or 'no step yet'}."},
     )
     figure.update_xaxes(title="step", range=[0.5, max(steps, 2) + 0.5], zeroline=False)
-    figure.update_yaxes(
-        title="loss (nats per token)",
-        type="log",
-        zeroline=False,
-        exponentformat="none",
-        dtick="D2",
-    )
+    figure.update_yaxes(title=what, type="log", zeroline=False, exponentformat="none", dtick="D2")
     return figure
+
+
+def _mean(trials: Sequence[Sequence[float]]) -> list[float]:
+    """At every step, over the trials that have come so far."""
+    longest = max(map(len, trials))
+    return [
+        float(np.mean([values[i] for values in trials if i < len(values)])) for i in range(longest)
+    ]
+
+
+def _band(figure: go.Figure, trials: Sequence[Sequence[float]], colour: str, name: str) -> None:
+    """Smallest to largest of the trials, as one closed area."""
+    longest = max(map(len, trials))
+    at = [[values[i] for values in trials if i < len(values)] for i in range(longest)]
+    x = list(range(1, longest + 1))
+    figure.add_scatter(
+        x=[*x, *reversed(x)],
+        y=[*map(max, at), *reversed(list(map(min, at)))],
+        mode="none",
+        fill="toself",
+        fillcolor=colour,
+        opacity=0.15,
+        legendgroup=name,
+        showlegend=False,
+        hoverinfo="skip",
+    )
 
 
 def smoothed(values: Sequence[float], weight: float) -> list[float]:
@@ -93,36 +122,45 @@ def smoothed(values: Sequence[float], weight: float) -> list[float]:
     return out
 
 
-def gate_map(gates: np.ndarray, *, name: str, run: str) -> go.Figure:
-    """Layer × head: how far every gate has opened, tanh(g). gates: (l, h), NaN where none is"""
-    n_layers, n_heads = gates.shape
-    top = max(float(np.nanmax(np.abs(gates), initial=0.0)), 1e-3)
+def head_map(values: np.ndarray, *, name: str, what: str, run: str) -> go.Figure:
+    """Layer × head of a number of every head: gates tanh(g), or how much is added.
+
+    values: (l, h), NaN where there is none; around zero where some are negative
+    what: what the number is, "tanh(g)"
+    """
+    n_layers, n_heads = values.shape
+    top = max(float(np.nanmax(np.abs(values), initial=0.0)), 1e-3)
+    signed = bool(np.nanmin(values, initial=0.0) < 0)
+    scale = [[0, "var(--prefix-clear)"], [1, "var(--prefix)"]]
+    if signed:
+        scale = [
+            [0, "var(--prompt)"],
+            [0.5, "var(--prompt-clear)"],
+            [0.5, "var(--prefix-clear)"],
+            [1, "var(--prefix)"],
+        ]
     figure = go.Figure(
         go.Heatmap(
-            z=gates,
-            zmin=-top,
+            z=values,
+            zmin=-top if signed else 0.0,
             zmax=top,
-            colorscale=[
-                [0, "var(--prompt)"],
-                [0.5, "var(--prompt-clear)"],
-                [0.5, "var(--prefix-clear)"],
-                [1, "var(--prefix)"],
-            ],
+            colorscale=scale,
             xgap=1,
             ygap=1,
             colorbar={"thickness": 10, "outlinewidth": 0, "nticks": 5},
-            hovertemplate="layer %{y}, head %{x}<br>tanh(g) = %{z:.4f}<extra></extra>",
+            hovertemplate=f"layer %{{y}}, head %{{x}}<br>{what} %{{z:.4f}}<extra></extra>",
         )
     )
-    opened = int((np.abs(np.nan_to_num(gates)) > 0.01).sum())
+    known = np.nan_to_num(values)
+    layer, head = np.unravel_index(int(np.abs(known).argmax()), values.shape)
     figure.update_layout(
         template="none",
         height=int(np.clip(90 + 13 * n_layers, 220, 480)),
         margin={**MARGIN, "r": 0},
-        uirevision=f"gates {run}",
+        uirevision=f"heads {run}",
         meta={
-            "alt": f"Gates of {name}: {opened} of {int(np.isfinite(gates).sum())} are open by more "
-            f"than 0.01; the widest by {top:.3f}."
+            "alt": f"{name}, {what} of {int(np.isfinite(values).sum())} heads: the largest is "
+            f"{known[layer, head]:.3f}, in layer {layer}, head {head}."
         },
     )
     figure.update_xaxes(title="head", showgrid=False, zeroline=False, dtick=max(1, n_heads // 12))
@@ -137,7 +175,7 @@ def gate_map(gates: np.ndarray, *, name: str, run: str) -> go.Figure:
 
 
 def spectrum_chart(decays: Mapping[str, np.ndarray], *, run: str) -> go.Figure:
-    """Eigenvalues of what each method adds in a head, over their largest, log axes.
+    """Eigenvalues of what each method adds, over their largest, log axes.
 
     decays: by method, (d) in descending order; zeros are left out
     """

@@ -90,7 +90,7 @@ def test_the_page_trains_what_python_trains(trained, spec, rows):
     assert (
         "done" in status and "To learn from: 6" in preview and "Held out to test on: 6" in preview
     )
-    curves = {trace["name"]: trace["customdata"] for trace in loss["data"] if "name" in trace}
+    curves = {trace["name"]: trace["customdata"] for trace in loss["data"] if "customdata" in trace}
     assert list(curves) == METHODS
     lm = models.load(spec)
     data = split(read(rows), shots=3, held_out=6, seed=5)
@@ -183,6 +183,52 @@ def test_nobody_sees_anothers_adapter(url, trained):
         stranger.predict(measure=False, source="requests", api_name="/try_adapter")
 
 
+def test_everything_a_race_can_be_asked_for(client, rows):
+    """Equal sizes, several trials, a second set, plain answers: each shows up in what is shown."""
+    *_, outcome, loss, _, _, files = ask(
+        client,
+        rows,
+        methods=["Zero-gate, linear", "LoRA"],
+        size=1500,
+        trials=2,
+        other="feelings",
+        held_out=4,
+        every=2,
+    )
+    assert "over 2 trials" in outcome and "other rows, before" in outcome and "±" in outcome
+    sizes = [
+        int(re.search(rf"{name}</th><td>([\d,]+)</td>", outcome)[1].replace(",", ""))
+        for name in ("Zero-gate, linear", "LoRA")
+    ]
+    assert all(abs(size - 1500) < 400 for size in sizes)
+    held_out = [trace for trace in loss["data"] if trace.get("name", "").endswith("held out")]
+    assert [trace["x"] for trace in held_out] == [[1, 2, 4]] * 2
+    assert any(trace.get("fill") == "toself" for trace in loss["data"])  # the band
+    assert len(files_of(files)) == 2
+    *_, outcome, loss, _, _, files = ask(client, rows, methods=["PMT, elu"], kind="answers")
+    assert "right, after" in outcome and len(files_of(files)) == 1
+
+
+def test_a_run_can_be_listed_shown_continued_and_deleted(client, rows):
+    first = ask(client, rows, methods=["PMT, elu", "Zero-gate, linear"], steps=3)
+    run = first[1]
+    table, _ = client.predict(api_name="/runs")
+    assert run[:8] in table and "PMT, elu, Zero-gate, linear on rows-rows" in table
+    shown = client.predict(run=run, api_name="/run_show")
+    assert "done" in shown[0] and shown[3] == first[3]
+    assert shown[4]["data"] == first[4]["data"] and shown[5]["data"] == first[5]["data"]
+    assert shown[6]["data"] == first[6]["data"]
+    more = client.predict(run=run, further=5, api_name="/run_resume")
+    assert "5/5" in more[3]
+    begun = more[4]["data"][0]["y"]
+    assert begun[:3] == first[4]["data"][0]["y"] and len(begun) == 5
+    assert run[:8] not in client.predict(run=run, api_name="/run_delete")[0]
+    with pytest.raises(AppError, match="cannot be read"):
+        client.predict(run=run, api_name="/run_show")
+    with pytest.raises(AppError, match="no such run"):
+        client.predict(run="../../etc", api_name="/run_show")
+
+
 def test_stopping_keeps_what_was_learnt(client, rows):
     run = client.submit(
         methods=["PMT, elu"],
@@ -197,7 +243,8 @@ def test_stopping_keeps_what_was_learnt(client, rows):
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         done = run.outputs()
-        if done and isinstance(done[-1][4], dict) and len(done[-1][4]["data"][0]["x"]) > 3:
+        figure = (done[-1][4] if done else None) or {}
+        if len(figure.get("data", [{}])[0].get("x", ())) > 3:
             break
         time.sleep(0.05)
     client.predict(api_name="/stop")

@@ -8,20 +8,31 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gradio as gr
 
+from explorer.data import bundled
 from explorer.errors import ExplorerError
 from explorer.examples import Wording
 from explorer.methods import Method, methods
-from explorer.session.train import DataChoice, Entry, Order
+from explorer.session.order import DataChoice, Entry, Order
 from explorer.training import FitConfig
 from explorer.ui.controls import configured, knob_fields, knobs
 
 OWN = "my own file"
-DATA = ("source", "file", "shots", "held_out", "seed")
+NONE = "none"
+KINDS = {"classes": "labels", "answers": "prompts and answers", "text": "plain text"}
+DATA = ("source", "file", "kind", "shots", "held_out", "seed")
+RUN = ("steps", "trials", "every", "size", "other", "template", "chat")
 _ORDERED = ("steps", "learning_rate")  # have controls of their own
+
+STEPS, HELD_OUT = 24, 30  # about a minute and a half on two cores
+RACES = {
+    "PMT against zero-gate": ["PMT, elu", "Zero-gate, linear"],
+    "All four": ["PMT, elu", "Zero-gate, linear", "Prefix-tuning", "LoRA"],
+}
 
 METHODS = methods("train")
 VARIANTS: dict[str, Method] = {
@@ -33,16 +44,158 @@ def names() -> list[str]:
     """What the inputs of a run are called, in their order."""
     budget = [field.name for field in knob_fields(FitConfig, _ORDERED)]
     own = [name for method in METHODS.values() for name in _own_names(method)]
-    return ["methods", *DATA, "steps", "template", "chat", *budget, *own]
+    return ["methods", *DATA, *RUN, *budget, *own]
 
 
-def budget() -> list[gr.components.Component]:
-    """Controls for what all methods share, but for the steps."""
-    return knobs(FitConfig, _ORDERED)
+@dataclass(frozen=True)
+class Form:
+    """The controls of a run.
+
+    inputs: all of them, in the order of `names`    data: those that DATA names
+    chosen: the methods    source, upload: bundled rows or a file
+    redrawn: events after which the rows have to be shown again
+    """
+
+    inputs: list[gr.components.Component]
+    data: list[gr.components.Component]
+    chosen: gr.CheckboxGroup
+    source: gr.Dropdown
+    upload: gr.File
+    redrawn: list[Any]
 
 
-def settings(method: Method) -> list[gr.components.Component]:
-    """Controls for what is one method's own: its learning rate and its knobs, fold and all."""
+def form() -> Form:
+    """Lay the controls out."""
+    with gr.Row():
+        with gr.Column(min_width=300):
+            source = gr.Dropdown(
+                [*bundled(), OWN],
+                value=next(iter(bundled())),
+                label="Rows",
+                info="Sentences with a label each.",
+                elem_id="train-source",
+            )
+            upload = gr.File(
+                label="CSV or JSON lines with the columns text and label",
+                file_types=[".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"],
+                visible=False,
+                height=110,
+                elem_id="train-upload",
+            )
+            shots = gr.Slider(
+                1,
+                64,
+                4,
+                step=1,
+                label="Rows of each class to learn from",
+                info="Without classes: rows altogether.",
+            )
+        with gr.Column(min_width=300):
+            chosen = gr.CheckboxGroup(
+                list(VARIANTS),
+                value=next(iter(RACES.values())),
+                label="Methods",
+                info="All of those ticked learn from the same batches.",
+                elem_id="train-methods",
+            )
+            steps = gr.Slider(1, 400, STEPS, step=1, label="Steps", info="One reads one batch.")
+    with gr.Accordion("The rows, and how they are put", open=False):
+        with gr.Row():
+            kind = gr.Radio(
+                [(words, name) for name, words in KINDS.items()],
+                value="classes",
+                label="Each row has a text and",
+                info="Plain text: every token is learnt.",
+                min_width=180,
+            )
+            held_out = gr.Slider(
+                4,
+                400,
+                HELD_OUT,
+                step=1,
+                label="Rows to test on",
+                info="None of them is learnt from.",
+                min_width=180,
+            )
+            other = gr.Dropdown(
+                [NONE, *bundled()],
+                value=NONE,
+                label="Then also test on",
+                info="Rows of another kind: what became of the rest?",
+                min_width=180,
+            )
+        with gr.Row():
+            template = gr.Textbox(
+                Wording().template,
+                lines=2,
+                label="How a row is put",
+                info="{text} is the row's text.",
+                min_width=220,
+            )
+            chat = gr.Checkbox(
+                False, label="As a chat message (the model's chat template)", min_width=220
+            )
+    with gr.Accordion("How it learns", open=False):
+        with gr.Row():
+            seed = gr.Number(
+                0,
+                precision=0,
+                minimum=0,
+                label="Seed",
+                info="Of rows, order and start. Same seed, same losses.",
+                min_width=180,
+            )
+            trials = gr.Slider(
+                1,
+                10,
+                1,
+                step=1,
+                label="Trials",
+                info="Repeat with other rows; mean and band.",
+                min_width=180,
+            )
+            every = gr.Slider(
+                1,
+                100,
+                6,
+                step=1,
+                label="Look every … steps",
+                info="Held-out loss, gates and spectrum.",
+                min_width=180,
+            )
+            size = gr.Number(
+                0,
+                precision=0,
+                minimum=0,
+                label="Numbers to train",
+                info="The same for all, as nearly as each can; 0: as set below.",
+                min_width=180,
+            )
+        with gr.Row():
+            shared = knobs(FitConfig, _ORDERED)
+    with gr.Accordion("Settings of each method", open=False):
+        own = [control for method in METHODS.values() for control in _settings(method)]
+    data = [source, upload, kind, shots, held_out, seed]
+    run = [steps, trials, every, size, other, template, chat]
+    return Form(
+        inputs=[chosen, *data, *run, *shared, *own],
+        data=data,
+        chosen=chosen,
+        source=source,
+        upload=upload,
+        redrawn=[
+            source.input,
+            upload.upload,
+            kind.input,
+            shots.release,
+            held_out.release,
+            seed.change,
+        ],
+    )
+
+
+def _settings(method: Method) -> list[gr.components.Component]:
+    """Controls for what is one method's own: its learning rate and its knobs."""
     with gr.Group():
         gr.HTML(f"<p class='hint'><b>{method.title}.</b> {method.summary}</p>", padding=True)
         with gr.Row():
@@ -63,7 +216,18 @@ def order(values: Mapping[str, Any]) -> Order:
         raise ExplorerError("No method is chosen.", "Tick at least one.")
     entries = tuple(_entry(label, values) for label in chosen)
     wording = Wording(values["template"] or "", bool(values["chat"]))
-    return Order(data_choice(values), wording, entries, int(values["seed"] or 0))
+    other = values["other"]
+    data = data_choice(values)
+    return Order(
+        data=data,
+        wording=wording,
+        entries=entries,
+        seed=data.seed,
+        trials=int(values["trials"]),
+        every=int(values["every"]),
+        size=int(values["size"] or 0),
+        other=None if other in (None, NONE) else replace(data, source=other, kind="classes"),
+    )
 
 
 def data_choice(values: Mapping[str, Any]) -> DataChoice:
@@ -74,7 +238,7 @@ def data_choice(values: Mapping[str, Any]) -> DataChoice:
         if not source:
             raise ExplorerError("No file is here yet.", "Upload a CSV with columns text and label.")
     shots, held_out = int(values["shots"]), int(values["held_out"])
-    return DataChoice(source, shots, held_out, int(values["seed"] or 0))
+    return DataChoice(source, shots, held_out, int(values["seed"] or 0), values["kind"])
 
 
 def with_parameters(handler: Callable) -> Callable:

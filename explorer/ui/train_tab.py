@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,124 +12,84 @@ import gradio as gr
 from gradio.processing_utils import save_file_to_cache
 
 from explorer.adapters import Saved
-from explorer.data import bundled
 from explorer.errors import ExplorerError
-from explorer.examples import Wording
 from explorer.jobs import Job
 from explorer.session import Held, Session
-from explorer.session.train import TrainView, training, trying
+from explorer.session.order import Order, TrainView
+from explorer.session.runs import Runs
+from explorer.session.train import resuming, training
+from explorer.session.trial import trying
 from explorer.ui.controls import shown
 from explorer.ui.live_plot import LivePlot
-from explorer.ui.page import PRIVATE, STREAM
+from explorer.ui.page import PRIVATE, STREAM, line
 from explorer.ui.train_form import (
     DATA,
-    METHODS,
+    HELD_OUT,
     OWN,
-    VARIANTS,
-    budget,
+    RACES,
     data_choice,
+    form,
     names,
     order,
-    settings,
     with_parameters,
 )
-from explorer.ui.train_view import NOTHING, charts, preview, result, trial
+from explorer.ui.train_view import (
+    ADDED,
+    GATES,
+    LOSS,
+    MEAN,
+    NORM,
+    NOTHING,
+    ONE,
+    POOLED,
+    Choice,
+    charts,
+    preview,
+    result,
+    runs_table,
+    trial,
+)
 
 if TYPE_CHECKING:
     from explorer.ui.page import Page
 
-STEPS, HELD_OUT = 24, 30  # about a minute and a half on two cores
+LIMIT = 300  # steps of all methods and trials together, where strangers share a machine
 
 INTRO = """
 The model stays frozen; an **adapter** beside it learns from a handful of labelled rows. Choose
 methods, press Train, and watch them run side by side on the very same batches: how fast the loss
 falls, which heads open their gates, and along how many axes each method moves attention's output.
 """
+SHARED = f"""
+This machine is shared: a run may have {LIMIT} steps, counting those of all methods and trials.
+"""
 SOURCE = """
 <p class="hint">PMT: o + φ(q)ᵀM, arXiv 2506.13674, Eq. 7. Zero-gate: o + tanh(g)·Attn(q, P), arXiv
 2303.16199 and 2502.03029, Eq. 5. Prefix-tuning: one softmax with the text, arXiv 2101.00190. LoRA:
-arXiv 2106.09685. Axes used: exp of the entropy of the eigenvalues of cov b(q), mean over heads; a
-prefix of p slots can never use more than p.</p>
+arXiv 2106.09685; what it adds is measured, output with it less output without. Axes used: exp of
+the entropy of the eigenvalues of cov b(q), mean over heads; a prefix of p slots can never use more
+than p. Adds: ‖b‖/‖o‖, median over heads.</p>
 """
-RACES = {
-    "PMT against zero-gate": ["PMT, elu", "Zero-gate, linear"],
-    "All four": ["PMT, elu", "Zero-gate, linear", "Prefix-tuning", "LoRA"],
-}
 
 
 def train_tab(page: Page) -> None:
-    gr.Markdown(INTRO, elem_classes=["intro"])
-    with gr.Row():
-        with gr.Column(min_width=300):
-            source = gr.Dropdown(
-                [*bundled(), OWN],
-                value=next(iter(bundled())),
-                label="Rows",
-                info="Sentences with a label each.",
-                elem_id="train-source",
-            )
-            upload = gr.File(
-                label="CSV or JSON lines with the columns text and label",
-                file_types=[".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"],
-                visible=False,
-                height=110,
-                elem_id="train-upload",
-            )
-            shots = gr.Slider(1, 32, 4, step=1, label="Rows of each class to learn from")
-        with gr.Column(min_width=300):
-            chosen = gr.CheckboxGroup(
-                list(VARIANTS),
-                value=next(iter(RACES.values())),
-                label="Methods",
-                info="All of those ticked learn from the same batches.",
-                elem_id="train-methods",
-            )
-            steps = gr.Slider(1, 400, STEPS, step=1, label="Steps", info="One reads one batch.")
-    with gr.Accordion("How it learns", open=False):
-        with gr.Row():
-            shared = budget()
-        with gr.Row():
-            held_out = gr.Slider(
-                4,
-                400,
-                HELD_OUT,
-                step=1,
-                label="Rows to test on",
-                info="None of them is learnt from.",
-                min_width=180,
-            )
-            seed = gr.Number(
-                0,
-                precision=0,
-                minimum=0,
-                label="Seed",
-                info="Same seed, same losses.",
-                min_width=120,
-            )
-            template = gr.Textbox(
-                Wording().template,
-                lines=2,
-                label="How a row is put",
-                info="{text} is the row's text.",
-                min_width=180,
-            )
-            chat = gr.Checkbox(
-                False, label="As a chat message (the model's chat template)", min_width=180
-            )
-    with gr.Accordion("Settings of each method", open=False):
-        own = [settings(method) for method in METHODS.values()]
+    runs = Runs(page.data / "runs")
+    alive: dict[str, Job] = {}  # runs of this process, by the run's id
+
+    gr.Markdown(INTRO + (SHARED if page.on_space else ""), elem_classes=["intro"])
+    asked = form()
     with gr.Row(elem_classes=["actions"]):
         train = gr.Button("Train", variant="primary", scale=0, min_width=140, elem_id="train-go")
         races = [
             gr.Button(name, size="sm", scale=0, min_width=120, elem_classes=["example"])
             for name in RACES
         ]
-    with gr.Accordion("The rows", open=False):
+    with gr.Accordion("The split", open=False):
         rows = gr.HTML("<p class='hint'>What is learnt from and tested on appears here.</p>")
     loss = LivePlot(height=340, empty="The loss of every step appears here.", elem_id="train-loss")
     outcome = gr.HTML(NOTHING, elem_id="train-result")
     with gr.Row():
-        gates = LivePlot(
+        heads = LivePlot(
             height=300,
             empty="Gates, layer by head, appear here when a gated method runs.",
             elem_id="train-gates",
@@ -139,6 +101,7 @@ def train_tab(page: Page) -> None:
             elem_id="train-spectrum",
             min_width=300,
         )
+    choices = _choices()
     files = gr.File(
         label="The adapters, as safetensors with a description",
         file_count="multiple",
@@ -146,6 +109,22 @@ def train_tab(page: Page) -> None:
         visible=False,
         elem_id="train-files",
     )
+    with gr.Accordion("Runs", open=False):
+        table = gr.HTML(runs_table((), 0.0), elem_id="train-runs")
+        with gr.Row(elem_classes=["actions"]):
+            which = gr.Dropdown(
+                [],
+                value=None,
+                label="Run",
+                allow_custom_value=True,  # a run of an earlier page
+                min_width=220,
+                elem_id="train-run",
+            )
+            further = gr.Number(0, precision=0, minimum=0, label="Up to step", info="0: as asked.")
+        with gr.Row(elem_classes=["actions"]):
+            show = gr.Button("Show it", scale=0, min_width=120)
+            resume = gr.Button("Go on with it", scale=0, min_width=140, elem_id="train-resume")
+            delete = gr.Button("Delete it", scale=0, min_width=120)
     with gr.Accordion("Try an adapter, or open one you have", open=False):
         with gr.Row():
             file = gr.File(
@@ -163,37 +142,50 @@ def train_tab(page: Page) -> None:
             )
         with gr.Row(elem_classes=["actions"]):
             attempt = gr.Button("Try it", scale=0, min_width=140, elem_id="train-try")
-            measure = gr.Checkbox(True, label="And test it on the held-out rows", scale=0)
+            measure = gr.Checkbox(True, label="And test it on the held-out rows", min_width=200)
         trial_card = gr.HTML(NOTHING, elem_id="train-trial")
     gr.HTML(SOURCE)
 
-    data = [source, upload, shots, held_out, seed]
-    inputs = [chosen, *data, steps, template, chat, *shared]
-    inputs += [control for group in own for control in group]
-    drawn = [outcome, loss, gates, spectrum, files]
+    figures = [loss, heads, spectrum]
+    drawn = [outcome, *figures, files]
     outputs = [page.status, page.run, rows, *drawn]
 
-    def follow(session: Session, job: Job, table: str):
+    def draw(session: Session, view: TrainView) -> list[Any]:
+        page.sessions.keep(session.id, view)
+        choice = page.sessions.get(session.id).last(Choice) or Choice()
+        # Gradio serves files of its own cache only; the folder of runs may lie anywhere.
+        saved = [
+            save_file_to_cache(curve.file, gr.utils.get_upload_folder())
+            for curve in view.curves
+            if curve.file and Path(curve.file).exists()
+        ]
+        return [result(view), *charts(view, choice), gr.File(saved or None, visible=bool(saved))]
+
+    def follow(session: Session, run: str, job: Job, split: Any) -> Iterator[list[Any]]:
         drawing = [gr.skip()] * len(drawn)
         try:
             for status, view in page.follow(job):
-                drawing = drawing if view is None else _draw(view)
+                drawing = drawing if view is None else draw(session, view)
                 # Every frame is whole; what has not changed since the last is not sent again.
-                yield [status, job.id, table, *drawing]
+                yield [status, run, split, *drawing]
         finally:
             if isinstance(job.item, TrainView):
-                page.sessions.keep(session.id, job.item)
                 for curve in job.item.curves:
                     if curve.file:
                         held = Held(curve.entry.label, adapter=Saved(curve.file))
                         page.sessions.hold(session.id, held)
 
-    def start(session: Session, values: dict[str, Any]):
+    def launch(session: Session, run: str, work: Any, split: Any) -> Iterator[list[Any]]:
+        alive[run] = page.start(session, work, "Training", detached=True)
+        yield from follow(session, run, alive[run], split)
+
+    def start(session: Session, values: dict[str, Any]) -> Iterator[list[Any]]:
         wanted = order(values)
-        table = preview(wanted.data.read(), wanted.data.split())
-        folder = page.data / "adapters"
-        work = training(session.spec, wanted, uuid.uuid4().hex, folder)
-        yield from follow(session, page.start(session, work, "Training", detached=True), table)
+        _within_limits(page, wanted)
+        split = preview(wanted.data.read(), wanted.data.split())
+        run = uuid.uuid4().hex
+        wanted = runs.start(run, session.spec, wanted)
+        yield from launch(session, run, training(session.spec, wanted, run, runs), split)
 
     def on_train(request: gr.Request, *values: Any):
         """Train adapters on labelled rows; the page gets loss, gates and spectrum of every step."""
@@ -203,30 +195,87 @@ def train_tab(page: Page) -> None:
         def on_race(request: gr.Request, *values: Any):
             named = dict(zip(names(), values, strict=True))
             named["methods"] = RACES[name]
-            for shown_values in start(page.session(request), named):
-                yield [RACES[name], *shown_values]
+            for frame in start(page.session(request), named):
+                yield [RACES[name], *frame]
 
         return shown(with_parameters(on_race))
 
     @shown
-    def on_rows(source: str, file: str | None = None, shots=4, held_out=HELD_OUT, seed=0):
+    def on_rows(
+        source: str, file: str | None = None, kind="classes", shots=4, held_out=HELD_OUT, seed=0
+    ):
         """The split before a run: which rows are learnt from, which are tested on."""
-        values = dict(zip(DATA, (source, file, shots, held_out, seed), strict=True))
-        choice = data_choice(values)
+        choice = data_choice(
+            dict(zip(DATA, (source, file, kind, shots, held_out, seed), strict=True))
+        )
         return preview(choice.read(), choice.split())
 
-    def on_source(source: str):
-        return gr.File(visible=source == OWN)
+    @shown
+    def on_open(run: str, request: gr.Request):
+        """A page that opens finds its run again, be it running, done or cut off."""
+        if not run or not (page.data / "runs" / run).is_dir():
+            return
+        for frame in watch(page.session(request), run):
+            yield [frame[0], *frame[2:]]
+
+    def watch(session: Session, run: str) -> Iterator[list[Any]]:
+        job = alive.get(run)
+        if job is not None and not job.over:
+            job.owner = session.id  # who knows a run may stop it
+            yield from follow(session, run, job, gr.skip())
+            return
+        view, state = runs.read(run), runs.state(run)
+        said = f"Run {run[:8]}: {state}" + (
+            ", it can go on from its last checkpoint" if state == "interrupted" else ""
+        )
+        kind = state if state in ("done", "stopped", "failed") else "stopped"
+        yield [line(kind, said), run, gr.skip(), *draw(session, view)]
+
+    def known(session: Session) -> list[str] | None:
+        """Ids of the runs a visitor may see: on a shared machine those they have met already."""
+        if not page.on_space:
+            return None
+        return [run for run, job in alive.items() if job.owner == session.id]
 
     @shown
-    def on_open(run_id: str, request: gr.Request):
-        job = page.worker.job(run_id) if run_id else None
-        if job is None:
+    def on_runs(request: gr.Request):
+        """The runs there are, the newest first."""
+        lines = runs.list(known(page.session(request)))
+        options = [(f"{one.id[:8]} · {one.state} · {one.title}", one.id) for one in lines]
+        value = options[0][1] if options else None
+        return runs_table(lines, time.time()), gr.Dropdown(options, value=value)
+
+    @shown
+    def on_show(run: str, request: gr.Request):
+        """Watch a run that is under way, or see what one came to."""
+        yield from watch(page.session(request), _named(run))
+
+    @shown
+    def on_resume(run: str, further: int, request: gr.Request):
+        """Go on with a run from its last checkpoint, up to a later step if one is given."""
+        session, run = page.session(request), _named(run)
+        job = alive.get(run)
+        if job is not None and not job.over:
+            yield from watch(session, run)
             return
+        work = resuming(run, runs, int(further or 0))
+        yield from launch(session, run, work, gr.skip())
+
+    @shown
+    def on_delete(run: str, request: gr.Request):
+        """Delete a run with its checkpoints and adapters."""
+        runs.forget(_named(run))
+        return on_runs(request)
+
+    @shown
+    def on_choice(curve, of, heads, moment, axes, layer, head, centred, request: gr.Request):
         session = page.session(request)
-        job.owner = session.id  # who holds its id may stop it
-        for values in follow(session, job, gr.skip()):
-            yield [values[0], *values[2:]]
+        choice = Choice(
+            curve, of or "", heads, int(moment), axes, int(layer or 0), int(head or 0), centred
+        )
+        page.sessions.keep(session.id, choice)
+        view = session.last(TrainView)
+        return [gr.skip()] * len(figures) if view is None else list(charts(view, choice))
 
     @shown
     def on_try(
@@ -236,6 +285,7 @@ def train_tab(page: Page) -> None:
         measure: bool = True,
         source: str = "",
         file: str | None = None,
+        kind: str = "classes",
         shots: int = 4,
         held_out: int = HELD_OUT,
         seed: int = 0,
@@ -243,7 +293,7 @@ def train_tab(page: Page) -> None:
         """Open an adapter: what it says about itself, an answer without and with it, accuracy."""
         session = page.session(request)
         path = adapter or _latest(session)
-        values = dict(zip(DATA, (source, file, shots, held_out, seed), strict=True))
+        values = dict(zip(DATA, (source, file, kind, shots, held_out, seed), strict=True))
         choice = data_choice(values) if measure else None
         work = trying(session.spec, path, prompt=prompt or "", data=choice)
         for status, view in page.follow(page.start(session, work, "Trying the adapter")):
@@ -251,32 +301,65 @@ def train_tab(page: Page) -> None:
         if adapter:
             page.sessions.hold(session.id, Held(Path(path).stem, adapter=Saved(path)))
 
-    train.click(shown(with_parameters(on_train)), inputs, outputs, api_name="train", **STREAM)
+    train.click(shown(with_parameters(on_train)), asked.inputs, outputs, api_name="train", **STREAM)
     for button, name in zip(races, RACES, strict=True):
         event = {**STREAM, "api_visibility": "private"}
-        button.click(racing(name), inputs, [chosen, *outputs], **event)
-    source.change(on_source, source, upload, **PRIVATE)
-    gr.on(
-        [source.input, upload.upload, shots.release, held_out.release, seed.change],
-        on_rows,
-        data,
-        rows,
-        **{**PRIVATE, "api_visibility": "public", "api_name": "rows"},
+        button.click(racing(name), asked.inputs, [asked.chosen, *outputs], **event)
+    asked.source.change(
+        lambda source: gr.File(visible=source == OWN), asked.source, asked.upload, **PRIVATE
     )
+    public = {"show_progress": "hidden", "concurrency_limit": 32}
+    gr.on(asked.redrawn, on_rows, asked.data, rows, api_name="rows", **public)
     page.demo.load(on_open, page.run, [page.status, rows, *drawn], **PRIVATE)
-    tried = [file, prompt, measure, *data]
+    page.demo.load(on_runs, None, [table, which], **PRIVATE)
+    which.focus(on_runs, None, [table, which], api_name="runs", **public)
+    show.click(on_show, which, outputs, api_name="run_show", **STREAM)
+    resume.click(on_resume, [which, further], outputs, api_name="run_resume", **STREAM)
+    delete.click(on_delete, which, [table, which], api_name="run_delete", **public)
+    gr.on([one.input for one in choices], on_choice, choices, figures, **PRIVATE)
+    tried = [file, prompt, measure, *asked.data]
     attempt.click(on_try, tried, [page.status, trial_card], api_name="try_adapter", **STREAM)
 
 
-def _draw(view: TrainView) -> list[Any]:
-    """→ outcome, loss, gates, spectrum, files"""
-    # Gradio serves files of its own cache only; the folder of runs may lie anywhere.
-    saved = [
-        save_file_to_cache(curve.file, gr.utils.get_upload_folder())
-        for curve in view.curves
-        if curve.file
-    ]
-    return [result(view), *charts(view), gr.File(saved or None, visible=bool(saved))]
+def _choices() -> list[gr.components.Component]:
+    """What of a run is looked at, in the order of Choice."""
+    with gr.Accordion("What the charts show", open=False):
+        with gr.Row():
+            curve = gr.Radio([LOSS, NORM], value=LOSS, label="Curve", min_width=180)
+            of = gr.Textbox(
+                "", label="Heads of", info="A method's name; empty: the first.", min_width=180
+            )
+            heads = gr.Radio([GATES, ADDED], value=GATES, label="Map", min_width=200)
+            moment = gr.Slider(
+                0,
+                100,
+                100,
+                step=1,
+                label="At this part of the run",
+                info="In percent of its steps so far.",
+                min_width=180,
+            )
+        with gr.Row():
+            axes = gr.Radio([MEAN, POOLED, ONE], value=MEAN, label="Spectrum", min_width=260)
+            layer = gr.Number(0, precision=0, minimum=0, label="Layer", min_width=90)
+            head = gr.Number(0, precision=0, minimum=0, label="Head", min_width=90)
+            centred = gr.Checkbox(True, label="Mean taken off", min_width=140)
+    return [curve, of, heads, moment, axes, layer, head, centred]
+
+
+def _within_limits(page: Page, wanted: Order) -> None:
+    total = wanted.trials * sum(entry.fitting.steps for entry in wanted.entries)
+    if page.on_space and total > LIMIT:
+        raise ExplorerError(
+            f"This run would take {total} steps; here {LIMIT} are allowed.",
+            "Take fewer steps, methods or trials, or run the app on your own machine.",
+        )
+
+
+def _named(run: str | None) -> str:
+    if not run:
+        raise ExplorerError("No run is chosen.", "Choose one from the list.")
+    return run
 
 
 def _latest(session: Session) -> str:

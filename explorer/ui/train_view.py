@@ -3,28 +3,56 @@
 from __future__ import annotations
 
 import html
+import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import plotly.graph_objects as go
 
 from explorer.data import Dataset, Split
-from explorer.evaluation import Evaluation
-from explorer.plots_training import gate_map, loss_chart, spectrum_chart
-from explorer.session.train import Curve, TrainView, TrialView
+from explorer.plots_training import head_map, loss_chart, spectrum_chart
+from explorer.session.order import Curve, Look, Score, TrainView
+from explorer.session.runs import RunLine
+from explorer.session.trial import TrialView
+from explorer.ui.model_bar import amount
 from explorer.ui.page import duration
 
 PREVIEW = 6
 NOTHING = "<p class='hint'>What comes out appears here.</p>"
+
+LOSS, NORM = "loss", "gradient norm"
+GATES, ADDED = "gates", "how much is added"
+MEAN, POOLED, ONE = "mean of all heads", "all heads together", "one head"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a visitor looks at.
+
+    curve: LOSS or NORM    of: the method whose heads are mapped, "" for the first that has gates
+    heads: GATES or ADDED    moment: of the run, in percent of its steps so far
+    axes: MEAN, POOLED or ONE    layer, head: of ONE    centred: the mean of b taken off
+    """
+
+    curve: str = LOSS
+    of: str = ""
+    heads: str = GATES
+    moment: int = 100
+    axes: str = MEAN
+    layer: int = 0
+    head: int = 0
+    centred: bool = True
 
 
 def preview(dataset: Dataset, rows: Split) -> str:
     """The split before the run: how many rows, and the first of each part."""
     classes = ", ".join(f"<b>{html.escape(name)}</b>" for name in rows.classes[:12])
     more = f" and {len(rows.classes) - 12} more" if len(rows.classes) > 12 else ""
+    kinds = f", {len(rows.classes)} classes ({classes}{more})" if rows.classes else ""
     notes = "".join(f"<p class='hint'>{html.escape(note)}</p>" for note in rows.notes)
     return (
-        f"<p>{html.escape(dataset.name)}: {len(dataset.rows):,} rows, {len(rows.classes)} classes "
-        f"({classes}{more}).</p>{notes}"
+        f"<p>{html.escape(dataset.name)}: {len(dataset.rows):,} rows{kinds}.</p>{notes}"
         f"<div class='split'>{_part('To learn from', rows.train)}"
         f"{_part('Held out to test on', rows.held_out)}</div>"
     )
@@ -32,7 +60,8 @@ def preview(dataset: Dataset, rows: Split) -> str:
 
 def _part(title: str, rows: Sequence) -> str:
     listed = "".join(
-        f"<tr><td>{html.escape(_short(row.text))}</td><td>{html.escape(row.answer)}</td></tr>"
+        f"<tr><td>{html.escape(_short(row.text))}</td>"
+        f"<td>{html.escape(_short(row.answer))}</td></tr>"
         for row in rows[:PREVIEW]
     )
     rest = f"<p class='hint'>and {len(rows) - PREVIEW} more</p>" if len(rows) > PREVIEW else ""
@@ -46,81 +75,167 @@ def _short(text: str, limit: int = 90) -> str:
     return text if len(text) <= limit else f"{text[:limit]}…"
 
 
-def charts(view: TrainView) -> tuple[go.Figure | None, go.Figure | None, go.Figure | None]:
-    """→ loss, gates, spectrum; None for what is not there yet"""
-    moving = [curve for curve in view.curves if curve.losses]
+def charts(
+    view: TrainView, choice: Choice
+) -> tuple[go.Figure | None, go.Figure | None, go.Figure | None]:
+    """→ loss, heads, spectrum; None for what is not there yet"""
+    moving = [curve for curve in view.curves if curve.losses or curve.earlier]
     if not moving:
         return None, None, None
-    steps = max(curve.entry.fitting.steps for curve in view.curves)
-    losses = {curve.entry.label: curve.losses for curve in moving}
-    gated = next((curve for curve in moving if curve.gates is not None), None)
-    decays = {
-        curve.entry.label: curve.spectrum.decay
+    norms = choice.curve == NORM
+    values = {
+        curve.entry.label: [
+            *(() if norms else (trial.losses for trial in curve.earlier)),
+            curve.norms if norms else curve.losses,
+        ]
         for curve in moving
-        if curve.spectrum is not None and curve.spectrum.pooled[0] > 0
     }
-    return (
-        loss_chart(losses, run=view.run, steps=steps),
-        None
-        if gated is None
-        else gate_map(gated.gates, name=gated.entry.label, run=f"{view.run} {gated.entry.label}"),
-        spectrum_chart(decays, run=view.run) if decays else None,
+    held_out = {
+        curve.entry.label: [(look.step, look.held_out_loss) for look in curve.looks]
+        for curve in moving
+    }
+    loss = loss_chart(
+        values,
+        run=view.run,
+        steps=view.order.steps,
+        held_out=None if norms else held_out,
+        what="gradient norm" if norms else "loss (nats per token)",
     )
+    decays = {curve.entry.label: _decay(curve, choice) for curve in moving}
+    decays = {label: decay for label, decay in decays.items() if decay is not None}
+    return loss, _heads(view, choice), spectrum_chart(decays, run=view.run) if decays else None
+
+
+def _look(curve: Curve, choice: Choice) -> Look | None:
+    """The look nearest to the chosen moment."""
+    if not curve.looks:
+        return None
+    wanted = choice.moment / 100 * curve.looks[-1].step
+    return min(curve.looks, key=lambda look: abs(look.step - wanted))
+
+
+def _heads(view: TrainView, choice: Choice) -> go.Figure | None:
+    gates = choice.heads == GATES
+    curves = [curve for curve in view.curves if curve.looks or curve.gates is not None]
+    if gates:
+        curves = [curve for curve in curves if curve.gates is not None]
+    curve = next((c for c in curves if c.entry.label == choice.of), curves[0] if curves else None)
+    if curve is None:
+        return None
+    look, label = _look(curve, choice), curve.entry.label
+    if gates:
+        values = curve.gates if look is None or choice.moment == 100 else look.gates
+        return head_map(values, name=label, what="tanh(g)", run=f"{view.run} {label}")
+    if look is None:
+        return None
+    return head_map(look.ratio, name=label, what="‖b‖ / ‖o‖", run=f"{view.run} {label}")
+
+
+def _decay(curve: Curve, choice: Choice) -> np.ndarray | None:
+    look = curve.looks[-1] if curve.looks else None
+    if look is None:
+        return None
+    spectrum = look.centred if choice.centred else look.raw
+    if choice.axes == MEAN:
+        decay = spectrum.decay
+    elif choice.axes == POOLED:
+        decay = spectrum.pooled
+    else:
+        n_layers, n_heads, _ = spectrum.eigenvalues.shape
+        decay = spectrum.eigenvalues[min(choice.layer, n_layers - 1), min(choice.head, n_heads - 1)]
+    return decay / decay[0] if decay[0] > 0 else None
 
 
 def result(view: TrainView) -> str:
-    """One line a method: size, loss, accuracy before and after, spectrum, seconds."""
-    rows = "".join(_row(curve, view.before) for curve in view.curves)
+    """One line a method: size, loss, accuracy before and after, spectrum, speed."""
     read, said = (html.escape(part).replace("\n", "↵<br>") for part in view.example)
-    left = (
-        f"<p class='hint'>About {duration(view.seconds_left)} left.</p>"
-        if view.seconds_left is not None and not _over(view)
-        else ""
-    )
-    before = (
-        f"<p>Without any adapter the model gets {_percent(view.before.accuracy)} of "
-        f"{view.before.n_rows} held-out rows right ({_percent(view.before.exact)} when it answers "
-        "freely).</p>"
-        if view.before is not None
-        else ""
-    )
+    other = view.order.other is not None
+    heads = [
+        *("method", "numbers trained", "step", "loss", "held-out loss", "s/step", "tokens/s"),
+        *("axes used", "adds", "right, before", "right, after", "free answer"),
+        *(("other rows, before", "after") if other else ()),
+    ]
+    rows = "".join(_row(curve, view, len(heads)) for curve in view.curves)
+    foot = []
+    if view.order.trials > 1:
+        foot.append(f"Mean ± standard deviation over {view.order.trials} trials.")
+    if view.seconds_left is not None and not view.stopped:
+        foot.append(f"About {duration(view.seconds_left)} left.")
+    if view.memory:
+        foot.append(f"Most memory held so far: {amount(view.memory)}.")
     return (
         f"<p class='hint'>A row as the model reads it: <code>{read}</code> and learns to go on: "
-        f"<code>{said}</code></p>{before}"
-        "<div class='numbers' tabindex='0'><table><thead><tr><th>method</th>"
-        "<th>numbers trained</th><th>step</th><th>loss</th><th>s/step</th><th>axes used</th>"
-        "<th>right, before</th>"
-        "<th>right, after</th><th>free answer</th></tr></thead>"
-        f"<tbody>{rows}</tbody></table></div>{left}"
+        f"<code>{said}</code></p>{_before(view)}"
+        "<div class='numbers' tabindex='0'><table><thead><tr>"
+        + "".join(f"<th scope='col'>{head}</th>" for head in heads)
+        + f"</tr></thead><tbody>{rows}</tbody></table></div><p class='hint'>{' '.join(foot)}</p>"
     )
 
 
-def _over(view: TrainView) -> bool:
-    return view.stopped or all(curve.after is not None or curve.error for curve in view.curves)
+def _before(view: TrainView) -> str:
+    if not view.before or view.before[0].accuracy is None:
+        return ""
+    score = view.before[0]
+    return (
+        f"<p>Without any adapter the model gets {_accuracy(view.before)} of {score.n_rows} "
+        f"held-out rows right ({_accuracy(view.before, 'exact')} when it answers freely).</p>"
+    )
 
 
-def _row(curve: Curve, before: Evaluation | None) -> str:
-    fitted, spectrum = curve.entry.fitting, curve.spectrum
-    axes = "–"
-    if spectrum is not None:
-        axes = f"{spectrum.axes_used:.1f} of {spectrum.bound}"
-    seconds = f"{sum(curve.seconds) / len(curve.seconds):.2f}" if curve.seconds else "–"
+def _row(curve: Curve, view: TrainView, width: int) -> str:
+    look = curve.looks[-1] if curve.looks else None
+    seconds, after = curve.seconds, curve.scores()
+    spectrum = None if look is None else look.centred
     cells = [
-        f"<th scope='row'>{html.escape(curve.entry.label)}</th>",
-        f"<td>{curve.n_parameters:,}</td>",
-        f"<td>{len(curve.losses)}/{fitted.steps}</td>",
-        f"<td>{curve.losses[-1]:.3f}</td>" if curve.losses else "<td>–</td>",
-        f"<td>{seconds}</td><td>{axes}</td>",
-        f"<td>{_percent(before.accuracy) if before else '–'}</td>",
-        f"<td><b>{_percent(curve.after.accuracy) if curve.after else '…'}</b></td>",
-        f"<td>{_percent(curve.after.exact) if curve.after else '…'}</td>",
+        f"{curve.n_parameters:,}",
+        f"{len(curve.losses)}/{curve.entry.fitting.steps}",
+        f"{curve.losses[-1]:.3f}" if curve.losses else "–",
+        f"{look.held_out_loss:.3f}" if look else "–",
+        f"{sum(seconds) / len(seconds):.2f}" if seconds else "–",
+        f"{sum(curve.tokens) / max(sum(seconds), 1e-9):.0f}" if seconds else "–",
+        f"{spectrum.axes_used:.1f} of {spectrum.bound}" if spectrum else "–",
+        f"{float(np.median(look.ratio)):.1%}" if look else "–",
+        _accuracy(view.before),
+        f"<b>{_accuracy(after) if after else '…'}</b>",
+        _accuracy(after, "exact") if after else "…",
     ]
-    wrong = f"<tr><td colspan='9' class='bad'>{html.escape(curve.error)}</td></tr>"
-    return f"<tr>{''.join(cells)}</tr>{wrong if curve.error else ''}"
+    if view.order.other is not None:
+        others = [t.other for t in curve.earlier if t.other] + (
+            [curve.other] if curve.other else []
+        )
+        cells += [_accuracy(view.other_before), _accuracy(others) if others else "…"]
+    wrong = f"<tr><td colspan='{width}' class='bad'>{html.escape(curve.error)}</td></tr>"
+    return (
+        f"<tr><th scope='row'>{html.escape(curve.entry.label)}</th>"
+        + "".join(f"<td>{cell}</td>" for cell in cells)
+        + f"</tr>{wrong if curve.error else ''}"
+    )
 
 
-def _percent(share: float | None) -> str:
-    return "–" if share is None else f"{share:.0%}"
+def _accuracy(scores: Sequence[Score], name: str = "accuracy") -> str:
+    """Mean, and the spread where there are several trials."""
+    values = [getattr(score, name) for score in scores]
+    values = [value for value in values if value is not None]
+    if not values:
+        return "–"
+    mean = f"{statistics.mean(values):.0%}"
+    return mean if len(values) == 1 else f"{mean} ± {100 * statistics.stdev(values):.0f}"
+
+
+def runs_table(lines: Sequence[RunLine], now: float) -> str:
+    """The runs there are, the newest first."""
+    if not lines:
+        return "<p class='hint'>No run yet.</p>"
+    rows = "".join(
+        f"<tr><th scope='row'>{line.id[:8]}</th><td>{html.escape(line.title)}</td>"
+        f"<td>{line.state}</td><td>{line.step}/{line.steps}</td>"
+        f"<td>{duration(max(0.0, now - line.changed))} ago</td></tr>"
+        for line in lines[:20]
+    )
+    return (
+        "<div class='numbers' tabindex='0'><table><thead><tr><th>run</th><th>what</th>"
+        f"<th>state</th><th>step</th><th>changed</th></tr></thead><tbody>{rows}</tbody></table></div>"
+    )
 
 
 def trial(view: TrialView) -> str:
@@ -147,10 +262,10 @@ def trial(view: TrialView) -> str:
             f"<div><p class='hint'>With it</p><code>{with_it}</code></div></div>"
         )
     measured = ""
-    if view.evaluation is not None:
+    if view.score is not None:
         measured = (
-            f"<p>On {view.evaluation.n_rows} held-out rows it gets "
-            f"<b>{_percent(view.evaluation.accuracy)}</b> right "
-            f"({_percent(view.evaluation.exact)} when it answers freely).</p>"
+            f"<p>On {view.score.n_rows} held-out rows it gets "
+            f"<b>{_accuracy([view.score])}</b> right "
+            f"({_accuracy([view.score], 'exact')} when it answers freely).</p>"
         )
     return f"<div class='model-card'><dl>{listed}</dl></div>{notes}{answers}{measured}"
