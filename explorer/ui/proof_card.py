@@ -9,6 +9,7 @@ from explorer.detection import Signs
 from explorer.forcing import ForcedPrefix
 from explorer.session.force import Trial
 
+_JUDGED = {True: "good", False: "bad", None: ""}
 EMPTY = (
     """<div class="empty">The proof appears here: press <b>Force</b>, or take an example.</div>"""
 )
@@ -27,7 +28,7 @@ def card(forced: ForcedPrefix) -> str:
     """Verdict and numbers."""
     proof = forced.proof
     rows = "".join(
-        f"<tr><th>{name}</th><td class='{'good' if good else 'bad'}'>{value}</td>"
+        f"<tr><th>{name}</th><td class='{_JUDGED[good]}'>{value}</td>"
         f"<td class='hint'>{meaning}</td></tr>"
         for name, value, good, meaning in _numbers(forced)
     )
@@ -55,8 +56,8 @@ def card(forced: ForcedPrefix) -> str:
     return f"<div class='proof'>{verdict}{sampled}<table>{rows}</table></div>"
 
 
-def _numbers(forced: ForcedPrefix) -> list[tuple[str, str, bool, str]]:
-    """(name, value, whether that is good, what it means)"""
+def _numbers(forced: ForcedPrefix) -> list[tuple[str, str, bool | None, str]]:
+    """(name, value, whether that is good or neither, what it means)"""
     proof, solved = forced.proof, forced.solved
     slots = "slot" if proof.slots == 1 else "slots"
     seconds = proof.seconds
@@ -70,7 +71,7 @@ def _numbers(forced: ForcedPrefix) -> list[tuple[str, str, bool, str]]:
         (
             "Chance when sampled",
             f"{100 * proof.probability:.3g} %",
-            True,
+            None,
             "that sampling at temperature 1 says the whole text; raise the margin to raise it",
         ),
         (
@@ -90,31 +91,31 @@ def _numbers(forced: ForcedPrefix) -> list[tuple[str, str, bool, str]]:
             "Residual",
             f"{proof.residual:.1e}",
             proof.residual < 1e-6,
-            "largest error of S·V against O, relative to O",
+            "largest error of S·V against O, relative to O, or a bound on it",
         ),
         (
             "Prefix",
             f"{proof.slots} {slots} a head, {_size(proof.n_bytes)}",
-            True,
+            None,
             "(query heads per key/value head) × (steps); the price of saying this text",
         ),
         (
             "Repair",
             f"{proof.repairs} steps, {proof.repaired_layers} layers",
-            True,
+            None,
             "gradient steps on attention outputs until every token led; 0 if the model says it "
             "after the source anyway",
         ),
         (
             "Time",
             f"{seconds['trajectory']:.1f} + {seconds['solve']:.2f} + {seconds['replay']:.1f} s",
-            True,
+            None,
             "finding the trajectory, solving, replaying",
         ),
         (
             "Sharpness c",
             f"{solved.scale[0]:.3g} to {solved.scale[1]:.3g}",
-            True,
+            None,
             "per head, from its closest pair of queries, so that the own slot leads by 30 nats "
             "(kernel), or own logit (whitened); 0 for aligned keys",
         ),
