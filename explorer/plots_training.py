@@ -18,36 +18,44 @@ def loss_chart(
     *,
     run: str,
     steps: int,
-    held_out: Mapping[str, Sequence[tuple[int, float]]] | None = None,
+    held_out: Mapping[str, Sequence[Sequence[tuple[int, float]]]] | None = None,
     what: str = "loss (nats per token)",
 ) -> go.Figure:
     """A number of every step from the first, raw and smoothed, one colour a method, log axis.
 
+    While a run goes on, no list in here may become shorter and no trace may go: Gradio 6.31 sends
+    differences, and gets those wrong where several lists inside of a list shrink (`utils.diff`).
+
     trials: by method, the values of every trial, the one that runs last; the line is their mean,
             the band reaches from the smallest to the largest
-    held_out: by method, (step, loss) on rows that were not learnt from
+    held_out: by method and trial, (step, loss) on rows that were not learnt from
     run: to which the zoom belongs    steps: the budget    what: title of the axis
     """
     figure, told = go.Figure(), []
     for index, (name, some) in enumerate(trials.items()):
         colour = COLOURS[index % len(COLOURS)]
-        some = [values for values in some if values]
-        if not some:
-            continue
-        if len(some) > 1:
-            _band(figure, some, colour, name)
-        values = _mean(some)
-        told.append(f"{name} {values[-1]:.3g} at step {len(values)}")
+        values, low, high = _over_trials(some)
         x = list(range(1, len(values) + 1))
+        if values:
+            told.append(f"{name} {values[-1]:.3g} at step {len(values)}")
+        one = dict(legendgroup=name, showlegend=False, hoverinfo="skip")
+        several = len(some) > 1
+        figure.add_scatter(
+            x=[*x, *reversed(x)] if several else [],
+            y=[*high, *reversed(low)] if several else [],
+            mode="none",
+            fill="toself",
+            fillcolor=colour,
+            opacity=0.15,
+            **one,
+        )
         figure.add_scatter(
             x=x,
             y=values,
             mode="lines+markers" if len(values) < 3 else "lines",
             line={"color": colour, "width": 1},
             opacity=0.35 if len(values) > 4 else 1,
-            legendgroup=name,
-            showlegend=False,
-            hoverinfo="skip",
+            **one,
         )
         figure.add_scatter(
             x=x,
@@ -59,19 +67,20 @@ def loss_chart(
             customdata=values,
             hovertemplate=f"{name}: %{{customdata:.3f}} (smoothed %{{y:.3f}})<extra></extra>",
         )
-        points = (held_out or {}).get(name, ())
-        if points:
-            figure.add_scatter(
-                x=[step for step, _ in points],
-                y=[loss for _, loss in points],
-                name=f"{name}, held out",
-                mode="markers+lines",
-                marker={"color": colour, "symbol": "diamond", "size": 8},
-                line={"color": colour, "width": 1, "dash": "dot"},
-                legendgroup=name,
-                showlegend=False,
-                hovertemplate=f"{name}, held out: %{{y:.3f}}<extra></extra>",
-            )
+        points: dict[int, list[float]] = {}
+        for step, loss in (point for trial in (held_out or {}).get(name, ()) for point in trial):
+            points.setdefault(step, []).append(loss)
+        figure.add_scatter(
+            x=list(points),
+            y=[float(np.mean(losses)) for losses in points.values()],
+            name=f"{name}, held out",
+            mode="markers+lines",
+            marker={"color": colour, "symbol": "diamond", "size": 8},
+            line={"color": colour, "width": 1, "dash": "dot"},
+            legendgroup=name,
+            showlegend=False,
+            hovertemplate=f"{name}, held out: %{{y:.3f}}<extra></extra>",
+        )
     figure.update_layout(
         template="none",
         height=340,
@@ -86,30 +95,13 @@ def loss_chart(
     return figure
 
 
-def _mean(trials: Sequence[Sequence[float]]) -> list[float]:
-    """At every step, over the trials that have come so far."""
-    longest = max(map(len, trials))
-    return [
-        float(np.mean([values[i] for values in trials if i < len(values)])) for i in range(longest)
-    ]
-
-
-def _band(figure: go.Figure, trials: Sequence[Sequence[float]], colour: str, name: str) -> None:
-    """Smallest to largest of the trials, as one closed area."""
-    longest = max(map(len, trials))
+def _over_trials(
+    trials: Sequence[Sequence[float]],
+) -> tuple[list[float], list[float], list[float]]:
+    """Mean, smallest and largest at every step, over the trials that have come so far."""
+    longest = max(map(len, trials), default=0)
     at = [[values[i] for values in trials if i < len(values)] for i in range(longest)]
-    x = list(range(1, longest + 1))
-    figure.add_scatter(
-        x=[*x, *reversed(x)],
-        y=[*map(max, at), *reversed(list(map(min, at)))],
-        mode="none",
-        fill="toself",
-        fillcolor=colour,
-        opacity=0.15,
-        legendgroup=name,
-        showlegend=False,
-        hoverinfo="skip",
-    )
+    return [float(np.mean(one)) for one in at], list(map(min, at)), list(map(max, at))
 
 
 def smoothed(values: Sequence[float], weight: float) -> list[float]:
@@ -177,14 +169,13 @@ def head_map(values: np.ndarray, *, name: str, what: str, run: str) -> go.Figure
 def spectrum_chart(decays: Mapping[str, np.ndarray], *, run: str) -> go.Figure:
     """Eigenvalues of what each method adds, over their largest, log axes.
 
-    decays: by method, (d) in descending order; zeros are left out
+    decays: by method, (d) in descending order; zeros are gaps
     """
     figure = go.Figure()
     for index, (name, decay) in enumerate(decays.items()):
-        kept = decay[decay > 1e-12]
         figure.add_scatter(
-            x=list(range(1, len(kept) + 1)),
-            y=kept.tolist(),
+            x=list(range(1, len(decay) + 1)),
+            y=[float(value) if value > 1e-12 else None for value in decay],
             name=name,
             mode="lines",
             line={"color": COLOURS[index % len(COLOURS)], "width": 2.5},

@@ -99,7 +99,7 @@ def test_the_page_trains_what_python_trains(trained, spec, rows):
     wording = Wording("{text} :")
     steps = list(train(lm, data, method=method, fitting=fitting, wording=wording, seed=5))
     assert curves["Zero-gate, linear"] == pytest.approx([s.loss for s in steps], rel=1e-5)
-    assert loss["data"][0]["x"] == [1, 2, 3, 4]  # a point a step from the first
+    assert loss["data"][1]["x"] == [1, 2, 3, 4]  # a point a step from the first
     found = evaluate(lm, data.held_out, steps[-1].adapter, classes=data.classes, wording=wording)
     row = re.search(r"Zero-gate, linear</th>(.*?)</tr>", outcome)[1]
     assert f"<b>{found.accuracy:.0%}</b>" in row
@@ -220,8 +220,8 @@ def test_a_run_can_be_listed_shown_continued_and_deleted(client, rows):
     assert shown[6]["data"] == first[6]["data"]
     more = client.predict(run=run, further=5, api_name="/run_resume")
     assert "5/5" in more[3]
-    begun = more[4]["data"][0]["y"]
-    assert begun[:3] == first[4]["data"][0]["y"] and len(begun) == 5
+    begun = more[4]["data"][1]["y"]
+    assert begun[:3] == first[4]["data"][1]["y"] and len(begun) == 5
     assert run[:8] not in client.predict(run=run, api_name="/run_delete")[0]
     with pytest.raises(AppError, match="cannot be read"):
         client.predict(run=run, api_name="/run_show")
@@ -244,7 +244,7 @@ def test_stopping_keeps_what_was_learnt(client, rows):
     while time.monotonic() < deadline:
         done = run.outputs()
         figure = (done[-1][4] if done else None) or {}
-        if len(figure.get("data", [{}])[0].get("x", ())) > 3:
+        if len(figure.get("data", [{}] * 2)[1].get("x", ())) > 3:
             break
         time.sleep(0.05)
     client.predict(api_name="/stop")

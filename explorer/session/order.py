@@ -103,9 +103,11 @@ class Look:
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial that is over."""
+    """A trial that is over. held_out: (step, loss) of its looks"""
 
     losses: tuple[float, ...]
+    norms: tuple[float, ...]
+    held_out: tuple[tuple[int, float], ...]
     after: Score | None
     other: Score | None = None
 
@@ -132,6 +134,11 @@ class Curve:
     file: str = ""
     error: str = ""
     earlier: tuple[Trial, ...] = ()
+
+    @property
+    def held_out(self) -> tuple[tuple[int, float], ...]:
+        """(step, held-out loss) of every look"""
+        return tuple((look.step, look.held_out_loss) for look in self.looks)
 
     def scores(self) -> tuple[Score, ...]:
         """After training, of every trial that got so far."""

@@ -142,7 +142,13 @@ def _curve_in(raw: Raw, entry: Entry, index: int, arrays: Mapping[str, np.ndarra
         if f"{index}/{look['step']}/ratio" in arrays
     )
     earlier = tuple(
-        Trial(tuple(t["losses"]), _score_in(t["after"]), _score_in(t["other"]))
+        Trial(
+            tuple(t["losses"]),
+            tuple(t["norms"]),
+            tuple((step, loss) for step, loss in t["held_out"]),
+            _score_in(t["after"]),
+            _score_in(t["other"]),
+        )
         for t in raw["earlier"]
     )
     return Curve(

@@ -119,7 +119,11 @@ class _Course:
 
     def _next(self, trial: int) -> None:
         curves = tuple(
-            Curve(c.entry, file=c.file, earlier=(*c.earlier, Trial(c.losses, c.after, c.other)))
+            Curve(
+                c.entry,
+                file=c.file,
+                earlier=(*c.earlier, Trial(c.losses, c.norms, c.held_out, c.after, c.other)),
+            )
             for c in self.view.curves
         )
         rows = self.view.order.data.split(trial)

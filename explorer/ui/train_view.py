@@ -79,21 +79,14 @@ def charts(
     view: TrainView, choice: Choice
 ) -> tuple[go.Figure | None, go.Figure | None, go.Figure | None]:
     """→ loss, heads, spectrum; None for what is not there yet"""
-    moving = [curve for curve in view.curves if curve.losses or curve.earlier]
-    if not moving:
+    if not any(curve.losses or curve.earlier for curve in view.curves):
         return None, None, None
     norms = choice.curve == NORM
-    values = {
-        curve.entry.label: [
-            *(() if norms else (trial.losses for trial in curve.earlier)),
-            curve.norms if norms else curve.losses,
-        ]
-        for curve in moving
-    }
-    held_out = {
-        curve.entry.label: [(look.step, look.held_out_loss) for look in curve.looks]
-        for curve in moving
-    }
+    values, held_out = {}, {}
+    for curve in view.curves:
+        parts = (*curve.earlier, curve)
+        values[curve.entry.label] = [part.norms if norms else part.losses for part in parts]
+        held_out[curve.entry.label] = [part.held_out for part in parts]
     loss = loss_chart(
         values,
         run=view.run,
@@ -101,7 +94,7 @@ def charts(
         held_out=None if norms else held_out,
         what="gradient norm" if norms else "loss (nats per token)",
     )
-    decays = {curve.entry.label: _decay(curve, choice) for curve in moving}
+    decays = {curve.entry.label: _decay(curve, choice) for curve in view.curves}
     decays = {label: decay for label, decay in decays.items() if decay is not None}
     return loss, _heads(view, choice), spectrum_chart(decays, run=view.run) if decays else None
 
