@@ -10,7 +10,7 @@ layer is rotary at all is tried, not assumed: some layers of some models are not
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
@@ -62,6 +62,29 @@ def _handed(lm: LoadedModel) -> Iterator[dict[int, tuple[nn.Module, Tensor, Tens
     finally:
         for handle in handles:
             handle.remove()
+
+
+@contextmanager
+def unrotating(lm: LoadedModel) -> Iterator[Callable[[int, Tensor], Tensor]]:
+    """For the length of a block, a function that takes rotary embedding off again.
+
+    It is given a layer and that layer's queries, or keys of the same positions, (b, n, q, d), as
+    the running forward pass hands them to attention. Layers that do not rotate come back as they
+    are. Turning back divides by cos² + sin², which is 1 but for scaled rotary embeddings.
+    """
+    rotary = rotary_layers(lm)
+    with lm.lock, _handed(lm) as seen:
+
+        def back(layer: int, states: Tensor) -> Tensor:
+            if layer not in rotary:
+                return states
+            module, cos, sin = seen[layer]
+            rotate = sys.modules[type(module).__module__].apply_rotary_pos_emb
+            size = cos.square() + sin.square()
+            moved, _ = rotate(states, states, cos / size, -sin / size)
+            return moved
+
+        yield back
 
 
 def rotation(lm: LoadedModel, shift: int) -> Rotation:

@@ -29,6 +29,10 @@ VARIANTS = {
     for method in methods("train").values()
     for label, fixed in method.variants.items()
 }
+VARIANTS["PMT, before rotary"] = (
+    methods()["prefix-memory"],
+    PrefixMemoryConfig(query="before rotary"),
+)
 SILENT = [
     label
     for label, (method, config) in VARIANTS.items()
@@ -215,6 +219,32 @@ def test_a_memory_per_key_value_head_serves_its_queries(lm):
         )
     ids = tiny_ids(1, 7)
     assert torch.equal(answers(lm, adapter, ids), answers(lm, full, ids))
+
+
+def test_a_memory_before_rotary_does_not_know_positions(lm):
+    """It reads what the query would be at position 0, wherever it stands."""
+    method = methods()["prefix-memory"]
+    adapter = method.build(lm, PrefixMemoryConfig(query="before rotary"))
+    with torch.no_grad():
+        adapter.memory.normal_(std=0.1, generator=torch.Generator().manual_seed(0))
+    ids, read = tiny_ids(1, 6), []
+
+    def watch(call):
+        if call.layer == 0:
+            read.append(adapter.parts(lm)(call)[1])
+        return call.run()
+
+    for start in (0, 11):  # the first layer's states are the same where positions are rotary
+        with torch.no_grad(), adapter.applied(lm), patched(lm, watch):
+            lm.logits(ids, start=start)
+    if lm.model.config.model_type in ("gpt2", "opt"):
+        assert not torch.allclose(read[0], read[1], atol=1e-3)
+    else:
+        assert_close(read[0], read[1], atol=1e-5, rtol=1e-4)
+    after = method.build(lm, PrefixMemoryConfig())
+    after.load_state_dict(adapter.state_dict())
+    one = ids[:, :1]  # at position 0 there is nothing to take off
+    assert_close(answers(lm, adapter, one), answers(lm, after, one), atol=1e-5, rtol=1e-4)
 
 
 def test_a_memory_can_start_from_a_text_by_equation_5(lm):

@@ -8,13 +8,14 @@ start from a prefix, M = Σ_j φ(k_j) v_jᵀ, is its Eq. 5.
 
 Where the paper is silent: M is one (d, d) matrix a layer and query head, or one a key/value head;
 it is added before the output projection; q is the query as attention receives it, after rotary
-embedding; M starts at zero, so that training starts from the very model.
+embedding, or with the rotation taken off again, so that the memory cannot tell positions; M starts
+at zero, so that training starts from the very model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -22,14 +23,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from explorer.attention import AttentionCall, patched
+from explorer.attention import AttentionCall, Output, patched
 from explorer.lm import Geometry, LoadedModel
 from explorer.methods import Method, Part, Parts, check, knob, patch_of
-from explorer.prefix import Prefix
+from explorer.positions import unrotating
+from explorer.prefix import Prefix, Slots
 from explorer.text import encode
 
 Feature = Literal["elu", "gelu", "mlp"]
 Sharing = Literal["query head", "key/value head"]
+Moment = Literal["after rotary", "before rotary"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,12 @@ class PrefixMemoryConfig:
         "One memory per",
         choices=get_args(Sharing),
         help="With grouped heads, sharing per key/value head trains fewer numbers.",
+    )
+    query: Moment = knob(
+        "after rotary",
+        "Which query it reads",
+        choices=get_args(Moment),
+        help="Before rotary embedding a query does not know its position.",
     )
     start: str = knob(
         "",
@@ -108,6 +117,7 @@ class PrefixMemory(nn.Module):
     def __init__(self, geometry: Geometry, config: PrefixMemoryConfig, seed: int = 0):
         super().__init__()
         self.config = config
+        self._back: Callable[[int, Tensor], Tensor] | None = None
         heads = geometry.n_heads if config.sharing == "query head" else geometry.n_kv_heads
         shape = (geometry.n_layers, heads, geometry.head_dim, geometry.head_dim)
         self.memory = nn.Parameter(torch.zeros(shape))
@@ -117,20 +127,38 @@ class PrefixMemory(nn.Module):
             self.weight = nn.Parameter(torch.randn(shape, generator=random) * scale)
             self.bias = nn.Parameter(torch.zeros(shape[:3]))
 
-    def applied(self, lm: LoadedModel) -> AbstractContextManager[None]:
-        return patched(lm, patch_of(self.parts(lm)))
+    @contextmanager
+    def applied(self, lm: LoadedModel) -> Iterator[None]:
+        with self._reading(lm), patched(lm, patch_of(self.parts(lm))):
+            yield
+
+    @contextmanager
+    def _reading(self, lm: LoadedModel) -> Iterator[None]:
+        """For the length of a block, rotation can be taken off where that is wanted."""
+        if self.config.query == "after rotary":
+            yield
+            return
+        before = self._back
+        with unrotating(lm) as self._back:
+            try:
+                yield
+            finally:
+                self._back = before
 
     def parts(self, lm: LoadedModel) -> Parts:  # noqa: ARG002 (the queries are all it needs)
+        """Where rotation is taken off, only to be asked while the adapter is applied."""
         return self._read
 
     def gates(self) -> None:
         return None
 
     def _read(self, call: AttentionCall) -> Part:
-        memory = self._of(self.memory, call)
+        memory, query = self._of(self.memory, call), call.query
+        if self.config.query == "before rotary":
+            query = self._back(call.layer, query)
         if self.config.feature in _FIXED:
-            return None, _Read.apply(call.query, memory, _FIXED[self.config.feature])
-        return None, self.features(call.query.float(), call.layer) @ memory
+            return None, _Read.apply(query, memory, _FIXED[self.config.feature])
+        return None, self.features(query.float(), call.layer) @ memory
 
     def features(self, query: Tensor, layer: int) -> Tensor:
         """φ(q). query: (b, n, q, d), n a multiple of the memories → the same shape"""
@@ -149,6 +177,22 @@ class PrefixMemory(nn.Module):
         return own if repeat == 1 else own.repeat_interleave(repeat, 0)
 
     @torch.no_grad()
+    def prefix_of(self, lm: LoadedModel, ids: Tensor) -> Prefix:
+        """What a text leaves, its keys rotated or not as this memory's queries are. ids: (1, p)"""
+        if self.config.query == "after rotary":
+            return Prefix.of_text(lm, ids)
+        layers: dict[int, Slots] = {}
+
+        def keep(call: AttentionCall) -> Output:
+            key = self._back(call.layer, call.key)
+            layers[call.layer] = Slots(key[0].float(), call.value[0].float())
+            return call.run()
+
+        with self._reading(lm), patched(lm, keep):
+            lm.logits(ids, last=1)
+        return Prefix(tuple(layers[layer] for layer in sorted(layers)), span=ids.shape[1])
+
+    @torch.no_grad()
     def start_from(self, prefix: Prefix) -> None:
         """M = Σ_j φ(k_j) v_jᵀ over the slots of a prefix, weighted by e^β where it has weights."""
         for layer, slots in enumerate(prefix.layers):
@@ -164,7 +208,7 @@ class PrefixMemory(nn.Module):
 def build(lm: LoadedModel, config: PrefixMemoryConfig, seed: int = 0) -> PrefixMemory:
     adapter = PrefixMemory(lm.geometry, config, seed).to(lm.device)
     if config.start.strip():
-        adapter.start_from(Prefix.of_text(lm, encode(lm, config.start)))
+        adapter.start_from(adapter.prefix_of(lm, encode(lm, config.start)))
     return adapter
 
 
