@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 import explorer
 from explorer import training
+from explorer.attention import patched
 from explorer.data import Dataset, Row, Split, read, split
 from explorer.errors import ExplorerError
 from explorer.evaluation import answered, evaluate, likelihoods
@@ -19,7 +20,8 @@ from explorer.generate import stream
 from explorer.lm import ModelSpec, freeze
 from explorer.methods import methods
 from explorer.models import load
-from explorer.training import Diverged, FitConfig, fit, train
+from explorer.training import Diverged, FitConfig, fit, optimizer_for, train
+from tests.conftest import assert_same_state, state_of
 from tests.test_methods import VARIANTS, batches, stirred
 from tests.tiny import tiny_checkpoint, tiny_ids, tiny_model, tiny_tokenizer
 
@@ -88,6 +90,42 @@ def test_accumulated_batches_are_one_larger_batch(tiny):
         return [(step.loss, step.grad_norm) for step in fit(tiny, adapter, stream, config)]
 
     assert_close(run([some], 1), run([some[:1], some[1:3], some[3:]], 3), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("label", ["PMT, elu", "Zero-gate, linear", "Prefix-tuning", "LoRA"])
+def test_saving_memory_changes_no_number(lm, label):
+    """Layers computed again, under the adapter; and nothing of it stays on the model."""
+    method, config = VARIANTS[label]
+
+    def losses(**how):
+        adapter = method.build(lm, config, 0)
+        return [step.loss for step in fit(lm, adapter, batches(), FitConfig(steps=3, **how))]
+
+    before, plain = state_of(lm), losses()
+    assert losses(recompute=True) == plain
+    assert losses(half=True) == pytest.approx(plain, rel=0.05)
+    assert_same_state(before, state_of(lm))
+
+
+@pytest.mark.parametrize("label", VARIANTS)
+def test_a_fit_taken_up_again_is_the_fit_that_never_stopped(tiny, label):
+    method, config = VARIANTS[label]
+    fitting = FitConfig(steps=6, learning_rate=1e-2, accumulate=2)
+
+    def begun():
+        adapter = method.build(tiny, config, 0)
+        return adapter, optimizer_for(adapter, fitting)
+
+    adapter, optimizer = begun()
+    whole = [s.loss for s in fit(tiny, adapter, batches(), fitting, optimizer=optimizer)]
+    first, optimizer = begun()
+    steps = fit(tiny, first, batches(), fitting, optimizer=optimizer)
+    part = [next(steps).loss for _ in range(2)]
+    second, resumed = begun()
+    second.load_state_dict(first.state_dict())
+    resumed.load_state_dict(optimizer.state_dict())
+    rest = fit(tiny, second, batches(), fitting, optimizer=resumed, done=2)
+    assert part + [step.loss for step in rest] == whole
 
 
 def test_clipping_cuts_long_gradients_only(tiny):
@@ -183,23 +221,70 @@ def test_a_quantised_base_trains_after_it_was_looked_at(tmp_path_factory, quanti
         assert torch.equal(lm.logits(tiny_ids(1, 7)), plain)
 
 
-@pytest.mark.parametrize("label", ["PMT, elu", "Zero-gate, linear"])
-def test_smollm2_learns_new_names_for_two_kinds_of_request(smollm2, label):
-    """Four rows of each, ten steps; the base model has no idea and stays as it is."""
-    method, config = VARIANTS[label]
+LEARNT = ["PMT, elu", "Zero-gate, linear", "Prefix-tuning from text", "LoRA"]
+STEPS = 12
+
+
+@pytest.fixture(scope="module")
+def toy():
+    """New names for two kinds of request, which no model can know."""
     names = {"weather": "left", "music": "right"}
     rows = tuple(Row(r.text, names[r.answer]) for r in read("requests").rows if r.answer in names)
-    data = split(Dataset("toy", "classes", rows, ("left", "right"), ""), shots=4, held_out=12)
+    return split(Dataset("toy", "classes", rows, ("left", "right"), ""), shots=3, held_out=12)
+
+
+@pytest.fixture(scope="module")
+def unlearnt(smollm2, toy):
+    return evaluate(smollm2, toy.held_out, classes=toy.classes)
+
+
+@pytest.mark.parametrize("label", LEARNT)
+def test_smollm2_learns_to_answer_every_row_it_was_shown(smollm2, toy, unlearnt, label):
+    """Each method, in a dozen steps; rows it was not shown get better too, the base stays."""
+    method, config = VARIANTS[label]
     parts = ("model.layers.0.self_attn.q_proj.weight", "model.layers.29.mlp.down_proj.weight")
     weights = [smollm2.model.get_parameter(name).clone() for name in parts]
-    before = evaluate(smollm2, data.held_out, classes=data.classes)
-    fitting = FitConfig(steps=10, learning_rate=method.learning_rate)
-    steps = list(explorer.train(smollm2, data, method=method, config=config, fitting=fitting))
-    after = evaluate(smollm2, data.held_out, steps[-1].adapter, classes=data.classes)
+    fitting = FitConfig(steps=STEPS, learning_rate=method.learning_rate)
+    steps = list(explorer.train(smollm2, toy, method=method, config=config, fitting=fitting))
+    adapter = steps[-1].adapter
+    shown = evaluate(smollm2, toy.train, adapter, classes=toy.classes, generate=True)
+    other = evaluate(smollm2, toy.held_out, adapter, classes=toy.classes)
+    assert shown.accuracy == shown.exact == 1.0
     assert steps[-1].loss < 0.1 * steps[0].loss
-    assert after.accuracy >= before.accuracy + 0.2 and after.loss < 0.1 * before.loss
+    assert other.loss < 0.2 * unlearnt.loss and other.accuracy > unlearnt.accuracy
     for name, weight in zip(parts, weights, strict=True):
         assert torch.equal(smollm2.model.get_parameter(name), weight)
+
+
+def test_only_a_prefix_in_the_softmax_loses_its_share_as_the_text_grows(tiny):
+    """The trade-off: α of a prefix falls with length; what the others add does not."""
+    short, long = tiny_ids(1, 4), tiny_ids(1, 100)
+    long[:, -4:] = short
+
+    def added(label):
+        """‖b‖ at the last position of the short and of the long text, mean over heads, layer 0"""
+        adapter, sizes = stirred(tiny, label), []
+        parts = adapter.parts(tiny)
+
+        def watch(call):
+            if call.layer == adapter_layer:
+                own_share, extra = parts(call)
+                size = extra[0, :, -1].norm(dim=-1)
+                sizes.append(float((size if own_share is None else 1 - own_share[0, :, -1]).mean()))
+            return call.run()
+
+        adapter_layer = getattr(adapter, "first", 0)
+        for ids in (short, long):
+            with torch.no_grad(), patched(tiny, watch):
+                tiny.logits(ids, start=adapter.span)
+        return sizes
+
+    for label in ("Prefix-tuning", "Random start, no gate"):
+        near, far = added(label)
+        assert far < 0.6 * near, label
+    for label in ("PMT, elu", "Zero-gate, linear"):
+        near, far = added(label)
+        assert far > 0.6 * near, label
 
 
 def test_a_batch_is_as_large_as_the_rows_allow():
