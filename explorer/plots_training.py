@@ -59,7 +59,7 @@ def loss_chart(
         )
         figure.add_scatter(
             x=x,
-            y=smoothed(values, weight=float(np.clip(1 - 10 / steps, 0.0, 0.9))),
+            y=smoothed(values, weight=float(np.clip(1 - 20 / steps, 0.0, 0.9))),
             name=name,
             mode="lines",
             line={"color": colour, "width": 2.5},

@@ -122,10 +122,10 @@ def test_the_files_say_what_they_are_and_do_the_same_again(trained, client, spec
     found = evaluate(lm, data.held_out, adapter, classes=data.classes, wording=Wording("{text} :"))
     options = dict(source="my own file", file=handle_file(rows), shots=3, held_out=6, seed=5)
     said = client.predict(
-        adapter=handle_file(path), prompt="the cat", **options, api_name="/try_adapter"
+        adapters=[handle_file(path)], prompt="the cat", **options, api_name="/try_adapter"
     )[1]
-    assert f"<b>{found.accuracy:.0%}</b>" in said and "zero-gate" in said
-    assert "Without it" in said and "With it" in said
+    assert f"Zero-gate, linear</th><td>{found.accuracy:.0%}</td>" in said
+    assert said.count("<code>") == 2 and "without</th>" in said
 
 
 def test_the_split_is_shown_before_the_run(client, rows):
@@ -173,7 +173,7 @@ def test_a_pickle_is_never_opened(client, tmp_path):
     path.write_bytes(b"\x80\x04\x95" + b"x" * 100)
     with pytest.raises(AppError, match="not a safetensors file"):
         client.predict(
-            adapter=handle_file(path), measure=False, source="requests", api_name="/try_adapter"
+            adapters=[handle_file(path)], measure=False, source="requests", api_name="/try_adapter"
         )
 
 

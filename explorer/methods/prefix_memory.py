@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 import torch
@@ -25,7 +25,7 @@ from torch.nn import functional as F
 
 from explorer.attention import AttentionCall, Output, patched
 from explorer.lm import Geometry, LoadedModel
-from explorer.methods import Method, Part, Parts, check, knob, patch_of
+from explorer.methods import Method, Part, Parts, check, knob, n_parameters, patch_of
 from explorer.positions import unrotating
 from explorer.prefix import Prefix, Slots
 from explorer.text import encode
@@ -212,6 +212,15 @@ def build(lm: LoadedModel, config: PrefixMemoryConfig, seed: int = 0) -> PrefixM
     return adapter
 
 
+def sized(lm: LoadedModel, config: PrefixMemoryConfig, n: int) -> PrefixMemoryConfig:
+    """Its size follows from the model; only sharing can bring it nearer to n parameters."""
+
+    def off(sharing: Sharing) -> int:
+        return abs(n_parameters(PrefixMemory(lm.geometry, replace(config, sharing=sharing))) - n)
+
+    return replace(config, sharing=min(get_args(Sharing), key=off))
+
+
 METHOD = Method(
     name="prefix-memory",
     title="PMT (prefix memory)",
@@ -219,6 +228,7 @@ METHOD = Method(
     source="https://arxiv.org/abs/2506.13674",
     config=PrefixMemoryConfig,
     build=build,
+    sized=sized,
     learning_rate=3e-4,
     variants={
         "PMT, elu": {"feature": "elu"},

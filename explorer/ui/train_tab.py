@@ -67,8 +67,8 @@ SOURCE = """
 <p class="hint">PMT: o + φ(q)ᵀM, arXiv 2506.13674, Eq. 7. Zero-gate: o + tanh(g)·Attn(q, P), arXiv
 2303.16199 and 2502.03029, Eq. 5. Prefix-tuning: one softmax with the text, arXiv 2101.00190. LoRA:
 arXiv 2106.09685; what it adds is measured, output with it less output without. Axes used: exp of
-the entropy of the eigenvalues of cov b(q), mean over heads; a prefix of p slots can never use more
-than p. Adds: ‖b‖/‖o‖, median over heads.</p>
+the entropy of the eigenvalues λ of cov b(q), mean over heads; a prefix of p slots can never use
+more than p. Participation: (Σλ)²/Σλ², and what a method adds, ‖b‖/‖o‖: medians over heads.</p>
 """
 
 
@@ -125,11 +125,12 @@ def train_tab(page: Page) -> None:
             show = gr.Button("Show it", scale=0, min_width=120)
             resume = gr.Button("Go on with it", scale=0, min_width=140, elem_id="train-resume")
             delete = gr.Button("Delete it", scale=0, min_width=120)
-    with gr.Accordion("Try an adapter, or open one you have", open=False):
+    with gr.Accordion("Try adapters, or open some you have", open=False):
         with gr.Row():
             file = gr.File(
-                label="An adapter's file; empty: the last one trained here",
+                label="Adapters' files; empty: those trained here last",
                 file_types=[".safetensors"],
+                file_count="multiple",
                 height=110,
                 min_width=260,
                 elem_id="train-open",
@@ -280,7 +281,7 @@ def train_tab(page: Page) -> None:
     @shown
     def on_try(
         request: gr.Request,
-        adapter: str | None = None,
+        adapters: list[str] | None = None,
         prompt: str = "",
         measure: bool = True,
         source: str = "",
@@ -290,15 +291,15 @@ def train_tab(page: Page) -> None:
         held_out: int = HELD_OUT,
         seed: int = 0,
     ):
-        """Open an adapter: what it says about itself, an answer without and with it, accuracy."""
+        """Open adapters: what they say of themselves, answers without and with each, accuracy."""
         session = page.session(request)
-        path = adapter or _latest(session)
+        paths = list(adapters or _latest(session))
         values = dict(zip(DATA, (source, file, kind, shots, held_out, seed), strict=True))
         choice = data_choice(values) if measure else None
-        work = trying(session.spec, path, prompt=prompt or "", data=choice)
-        for status, view in page.follow(page.start(session, work, "Trying the adapter")):
+        work = trying(session.spec, paths, prompt=prompt or "", data=choice)
+        for status, view in page.follow(page.start(session, work, "Trying adapters")):
             yield status, gr.skip() if view is None else trial(view)
-        if adapter:
+        for path in adapters or ():
             page.sessions.hold(session.id, Held(Path(path).stem, adapter=Saved(path)))
 
     train.click(shown(with_parameters(on_train)), asked.inputs, outputs, api_name="train", **STREAM)
@@ -362,10 +363,10 @@ def _named(run: str | None) -> str:
     return run
 
 
-def _latest(session: Session) -> str:
-    """The file of the last adapter this visitor trained."""
+def _latest(session: Session) -> list[str]:
+    """The files of the adapters this visitor trained last."""
     view = session.last(TrainView)
     saved = [curve.file for curve in view.curves if curve.file] if view else []
     if not saved:
         raise ExplorerError("There is no adapter yet.", "Train one, or choose a file.")
-    return saved[0]
+    return saved

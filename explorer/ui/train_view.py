@@ -14,7 +14,7 @@ from explorer.data import Dataset, Split
 from explorer.plots_training import head_map, loss_chart, spectrum_chart
 from explorer.session.order import Curve, Look, Score, TrainView
 from explorer.session.runs import RunLine
-from explorer.session.trial import TrialView
+from explorer.session.trial import TrialView, Tried
 from explorer.ui.model_bar import amount
 from explorer.ui.page import duration
 
@@ -145,7 +145,7 @@ def result(view: TrainView) -> str:
     other = view.order.other is not None
     heads = [
         *("method", "numbers trained", "step", "loss", "held-out loss", "s/step", "tokens/s"),
-        *("axes used", "adds", "right, before", "right, after", "free answer"),
+        *("axes used", "participation", "adds", "right, before", "right, after", "free answer"),
         *(("other rows, before", "after") if other else ()),
     ]
     rows = "".join(_row(curve, view, len(heads)) for curve in view.curves)
@@ -187,7 +187,8 @@ def _row(curve: Curve, view: TrainView, width: int) -> str:
         f"{sum(seconds) / len(seconds):.2f}" if seconds else "–",
         f"{sum(curve.tokens) / max(sum(seconds), 1e-9):.0f}" if seconds else "–",
         f"{spectrum.axes_used:.1f} of {spectrum.bound}" if spectrum else "–",
-        f"{float(np.median(look.ratio)):.1%}" if look else "–",
+        f"{_middle(spectrum.participation):.1f}" if spectrum else "–",
+        f"{_middle(look.ratio):.1%}" if look else "–",
         _accuracy(view.before),
         f"<b>{_accuracy(after) if after else '…'}</b>",
         _accuracy(after, "exact") if after else "…",
@@ -203,6 +204,11 @@ def _row(curve: Curve, view: TrainView, width: int) -> str:
         + "".join(f"<td>{cell}</td>" for cell in cells)
         + f"</tr>{wrong if curve.error else ''}"
     )
+
+
+def _middle(values: np.ndarray) -> float:
+    """The median over the heads that add anything."""
+    return float(np.median(values[values > 0])) if (values > 0).any() else 0.0
 
 
 def _accuracy(scores: Sequence[Score], name: str = "accuracy") -> str:
@@ -232,33 +238,46 @@ def runs_table(lines: Sequence[RunLine], now: float) -> str:
 
 
 def trial(view: TrialView) -> str:
-    """What an adapter's file says about itself, and what it does."""
-    card = view.card
+    """What adapters' files say about themselves, and what they do beside the model alone."""
+    answers = "".join(
+        f"<div><p class='hint'>{html.escape(one.label)}</p>"
+        f"<code>{html.escape(one.answer).replace(chr(10), '↵') or '–'}</code></div>"
+        for one in view.tried
+    )
+    rows = "".join(
+        f"<tr><th scope='row'>{html.escape(one.label)}</th><td>{_accuracy([one.score])}</td>"
+        f"<td>{_accuracy([one.score], 'exact')}</td><td>{one.score.loss:.3f}</td></tr>"
+        for one in view.tried
+        if one.score is not None
+    )
+    table = (
+        "<table><thead><tr><th>held-out rows</th><th>right</th><th>free answer</th><th>loss</th>"
+        f"</tr></thead><tbody>{rows}</tbody></table>"
+    )
+    cards = "".join(_card(one) for one in view.tried if one.card is not None)
+    said = f"<div class='split'>{answers}</div>" if view.prompt.strip() else ""
+    return f"{said}<div class='numbers' tabindex='0'>{table if rows else ''}</div>{cards}"
+
+
+def _card(tried: Tried) -> str:
+    card = tried.card
+    trained = card.training
     facts = {
         "method": card.method,
-        "settings": ", ".join(f"{key} {value}" for key, value in card.config.items()),
+        "settings": ", ".join(
+            f"{key} {value}" for key, value in card.config.items() if value != ""
+        ),
         "trained for": f"{card.model}, {card.precision}",
         "numbers": f"{card.n_parameters:,}",
-        "data": f"{card.training.get('data', '?')}, {card.training.get('shots', '?')} a class, "
-        f"{card.training.get('steps', '?')} steps, seed {card.training.get('seed', '?')}",
+        "data": f"{trained.get('data', '?')}, {trained.get('shots', '?')} a class, "
+        f"{trained.get('steps', '?')} steps, seed {trained.get('seed', '?')}",
     }
     listed = "".join(
         f"<div><dt>{key}</dt><dd>{html.escape(str(value))}</dd></div>"
         for key, value in facts.items()
     )
-    notes = "".join(f"<p class='hint'>{html.escape(note)}</p>" for note in view.notes)
-    answers = ""
-    if view.answers is not None:
-        without, with_it = (html.escape(text).replace("\n", "↵") for text in view.answers)
-        answers = (
-            f"<div class='split'><div><p class='hint'>Without it</p><code>{without}</code></div>"
-            f"<div><p class='hint'>With it</p><code>{with_it}</code></div></div>"
-        )
-    measured = ""
-    if view.score is not None:
-        measured = (
-            f"<p>On {view.score.n_rows} held-out rows it gets "
-            f"<b>{_accuracy([view.score])}</b> right "
-            f"({_accuracy([view.score], 'exact')} when it answers freely).</p>"
-        )
-    return f"<div class='model-card'><dl>{listed}</dl></div>{notes}{answers}{measured}"
+    notes = "".join(f"<p class='hint'>{html.escape(note)}</p>" for note in tried.notes)
+    return (
+        f"<details class='model-card'><summary>{html.escape(tried.label)}</summary>"
+        f"<dl>{listed}</dl>{notes}</details>"
+    )
