@@ -35,6 +35,12 @@ const themed = v => typeof v === 'string'
   : Array.isArray(v) ? v.map(themed)
   : v && typeof v === 'object' && !ArrayBuffer.isView(v)
     ? Object.fromEntries(Object.entries(v).map(([k, w]) => [k, themed(w)])) : v;
+// One object for all draws: to plotly another config is another plot, and the zoom is lost.
+const config = {displaylogo: false, showSendToCloud: false,
+  displayModeBar: coarse ? false : 'hover', responsive: false,
+  modeBarButtonsToAdd: [{name: 'svg', title: 'Download plot as an SVG', icon: P.Icons.disk,
+    click: gd => P.downloadImage(gd, {format: 'svg', filename: 'figure'})}],
+  modeBarButtonsToRemove: ['select2d', 'lasso2d', 'autoScale2d']};
 let frame = 0, hooked = false;
 function draw() {
   frame = 0;
@@ -62,11 +68,7 @@ function draw() {
   if (layout.height) div.style.height = layout.height + 'px';
   const alt = (layout.meta || {}).alt;
   if (alt) { div.setAttribute('role', 'figure'); div.setAttribute('aria-label', alt); }
-  P.react(div, themed(figure.data || []), layout, {displaylogo: false, showSendToCloud: false,
-    displayModeBar: coarse ? false : 'hover', responsive: false,
-    modeBarButtonsToAdd: [{name: 'svg', title: 'Download plot as an SVG', icon: P.Icons.disk,
-      click: gd => P.downloadImage(gd, {format: 'svg', filename: 'figure'})}],
-    modeBarButtonsToRemove: ['select2d', 'lasso2d', 'autoScale2d']});
+  P.react(div, themed(figure.data || []), layout, config);
   if (!hooked) {
     hooked = true;
     div.on('plotly_click', e => {
