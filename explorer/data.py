@@ -151,9 +151,8 @@ def _rows(path: Path, kind: Kind, text: str | None, answer: str | None) -> Itera
     bad: list[int] = []
     for line, record in records:
         if columns is None:
-            named = [column for column in record if isinstance(column, str)]
-            columns = _columns(path.name, named, kind, text, answer)
-        read, said = (_cell(record.get(column)) for column in columns)
+            columns = _columns(path.name, list(record), kind, text, answer)
+        read, said = _cell(record.get(columns[0])), _cell(record.get(columns[1]))
         if read is None or said is None:
             bad.append(line)
             if len(bad) > 3:
@@ -205,9 +204,12 @@ def _csv(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
         try:
             header = file.readline()
             file.seek(0)
-            reader = csv.DictReader(file, delimiter=max(",;\t|", key=header.count))
-            for record in reader:
-                yield reader.line_num, record
+            reader = csv.reader(file, delimiter=max(",;\t|", key=header.count))
+            names = next(reader, [])
+            for cells in reader:
+                if cells:
+                    cells += [""] * (len(names) - len(cells))
+                    yield reader.line_num, dict(zip(names, cells, strict=False))
         except UnicodeDecodeError as error:
             raise _not_utf8(path) from error
         except csv.Error as error:

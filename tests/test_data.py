@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from explorer import data
+from explorer import data, hub_rows
 from explorer.data import Dataset, Row, bundled, read, split
 from explorer.errors import ExplorerError
 from explorer.examples import (
@@ -126,7 +126,6 @@ def test_a_million_rows_are_drawn_from_without_being_held(write):
     assert found.notes == ("20,000 of 1,000,000 rows are used, drawn at random.",)
     late = sum(int(row.text.split()[1]) >= 500_000 for row in found.rows)
     assert 0.45 < late / data.ROWS < 0.55
-    assert read(path).rows == found.rows
 
 
 def test_no_text_is_both_learnt_from_and_tested_on():
@@ -223,3 +222,17 @@ def test_every_example_comes_once_before_any_comes_again():
 def test_a_row_can_be_shown_as_the_model_reads_it(lm):
     read_as, said = worded(lm, Row("the cat", "mat"), Wording("{text} :", chat=True))
     assert "<|user|>" in read_as and "the cat" in read_as and said.endswith("</s>")
+
+
+def test_of_a_hub_set_the_plainest_training_table_is_taken():
+    sizes = {"README.md": 1, "test.csv": 1, "data/train.parquet": 1, "train.jsonl": 1}
+    assert hub_rows.choose(sizes) == "train.jsonl"
+    assert hub_rows.choose({"test.csv": 1, "a.csv": 1}) == "a.csv"
+    assert hub_rows.choose({"a.bin": 1}) is None
+
+
+def test_a_hub_that_does_not_answer_is_said_so(monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ExplorerError, match="no hub answers"):
+        hub_rows.fetched("somebody/rows")
+    assert hub_rows.is_hub_name("somebody/rows") and not hub_rows.is_hub_name("/etc/passwd")

@@ -40,6 +40,7 @@ ORDER = [
     "gated",
     "tradeoff",
     "data",
+    "hub_rows",
     "examples",
     "training",
     "evaluation",

@@ -160,6 +160,8 @@ def test_bad_rows_are_refused_in_one_sentence(client, tmp_path, content, said):
         ({"methods": []}, "No method is chosen"),
         ({"file": None}, "No file is here yet"),
         ({"template": "Label:"}, "no {text}"),
+        ({"source": "/etc/passwd"}, "neither a bundled set nor a name on the hub"),
+        ({"source": "somebody/rows"}, "no hub answers"),
         ({"chat": True, "template": "{text}", "shots": 6}, "No rows are left"),
     ],
 )

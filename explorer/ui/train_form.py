@@ -16,6 +16,7 @@ import gradio as gr
 from explorer.data import bundled
 from explorer.errors import ExplorerError
 from explorer.examples import Wording
+from explorer.hub_rows import fetched, is_hub_name
 from explorer.methods import Method, methods
 from explorer.session.order import DataChoice, Entry, Order
 from explorer.training import FitConfig
@@ -72,7 +73,8 @@ def form() -> Form:
                 [*bundled(), OWN],
                 value=next(iter(bundled())),
                 label="Rows",
-                info="Sentences with a label each.",
+                info="A bundled set, a file, or the name of a data set on the hub: owner/name.",
+                allow_custom_value=True,
                 elem_id="train-source",
             )
             upload = gr.File(
@@ -237,6 +239,13 @@ def data_choice(values: Mapping[str, Any]) -> DataChoice:
         source = values["file"]
         if not source:
             raise ExplorerError("No file is here yet.", "Upload a CSV with columns text and label.")
+    elif source not in bundled():
+        if not is_hub_name(source or ""):
+            raise ExplorerError(
+                f"{source} is neither a bundled set nor a name on the hub.",
+                f"Choose from {', '.join(bundled())}, or write owner/name.",
+            )
+        source = str(fetched(source))
     shots, held_out = int(values["shots"]), int(values["held_out"])
     return DataChoice(source, shots, held_out, int(values["seed"] or 0), values["kind"])
 
