@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -227,15 +227,16 @@ def train(
     """Train an adapter on labelled rows, yielding every step with the adapter so far.
 
     data: a bundled set's name, a file, or rows read before    shots: rows a class to learn from
-    method: its name, see `methods()`    config: its knobs    fitting: steps, rate and so on
+    method: its name, see `methods()`    config: its knobs
+    fitting: steps, rate and so on; without it, the method's own learning rate
     wording: how a row is put to the model
     steps: in place of those of `fitting`    seed: of the rows drawn, their order and the start
     """
-    fitting = fitting or FitConfig()
-    if steps is not None:
-        fitting = FitConfig(**{**vars(fitting), "steps": steps})
     if isinstance(method, str):
         method = named(method)
+    fitting = fitting or FitConfig(learning_rate=method.learning_rate)
+    if steps is not None:
+        fitting = replace(fitting, steps=steps)
     if not isinstance(data, (Dataset, Split)):
         data = read(data)
     if isinstance(data, Dataset):

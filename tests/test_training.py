@@ -153,6 +153,16 @@ def test_a_run_that_goes_wrong_stops_and_keeps_the_last_sound_adapter(tiny, fact
     assert torch.equal(adapter.memory, kept[1])  # with which step 3 found a sound loss
 
 
+@pytest.mark.parametrize("name", ["prefix-memory", "zero-gate"])
+def test_a_method_is_fitted_at_its_own_rate_unless_told(tiny, name):
+    data = Split(ROWS[:3] + ROWS[5:8], ROWS[3:5], CLASSES, "classes")
+    (step,) = train(tiny, data, method=name, steps=1, wording=WORDING)
+    assert step.learning_rate == methods()[name].learning_rate
+    told = FitConfig(learning_rate=0.5, warmup=0.0)
+    (step,) = train(tiny, data, method=name, fitting=told, steps=1, wording=WORDING)
+    assert step.learning_rate == 0.5
+
+
 def test_unknown_methods_are_named(tiny):
     with pytest.raises(ExplorerError, match="no method magic") as refused:
         next(train(tiny, "requests", method="magic"))
