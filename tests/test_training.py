@@ -300,3 +300,11 @@ def test_only_a_prefix_in_the_softmax_loses_its_share_as_the_text_grows(tiny):
 def test_a_batch_is_as_large_as_the_rows_allow():
     assert len(next(shuffled([Example((1,), (2,))] * 3, 8, 0)).ids) == 3
     assert math.isfinite(methods()["lora"].learning_rate)
+
+
+@pytest.mark.parametrize("label", VARIANTS)
+def test_without_settings_a_method_takes_its_own_learning_rate(tiny, label):
+    method, config = VARIANTS[label]
+    data = Split(ROWS[:3] + ROWS[5:8], ROWS[3:5], CLASSES, "classes")
+    (step,) = train(tiny, data, method=method, config=config, steps=1, wording=WORDING)
+    assert step.learning_rate == pytest.approx(method.learning_rate)
