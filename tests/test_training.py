@@ -232,7 +232,7 @@ def test_a_quantised_base_trains_after_it_was_looked_at(tmp_path_factory, quanti
 
 
 LEARNT = ["PMT, elu", "Zero-gate, linear", "Prefix-tuning from text", "LoRA"]
-STEPS = 12
+STEPS = 10
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +240,7 @@ def toy():
     """New names for two kinds of request, which no model can know."""
     names = {"weather": "left", "music": "right"}
     rows = tuple(Row(r.text, names[r.answer]) for r in read("requests").rows if r.answer in names)
-    return split(Dataset("toy", "classes", rows, ("left", "right"), ""), shots=3, held_out=12)
+    return split(Dataset("toy", "classes", rows, ("left", "right"), ""), shots=2, held_out=8)
 
 
 @pytest.fixture(scope="module")
@@ -250,7 +250,7 @@ def unlearnt(smollm2, toy):
 
 @pytest.mark.parametrize("label", LEARNT)
 def test_smollm2_learns_to_answer_every_row_it_was_shown(smollm2, toy, unlearnt, label):
-    """Each method, in a dozen steps; rows it was not shown get better too, the base stays."""
+    """Each method, in ten steps; rows it was not shown get better too, the base stays."""
     method, config = VARIANTS[label]
     parts = ("model.layers.0.self_attn.q_proj.weight", "model.layers.29.mlp.down_proj.weight")
     weights = [smollm2.model.get_parameter(name).clone() for name in parts]

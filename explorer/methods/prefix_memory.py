@@ -229,7 +229,7 @@ METHOD = Method(
     config=PrefixMemoryConfig,
     build=build,
     sized=sized,
-    learning_rate=3e-4,
+    learning_rate=1.5e-4,
     variants={
         "PMT, elu": {"feature": "elu"},
         "PMT, gelu": {"feature": "gelu"},
