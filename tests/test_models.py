@@ -11,6 +11,7 @@ import weakref
 import bitsandbytes as bnb
 import pytest
 import torch
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from explorer import models
@@ -258,3 +259,24 @@ def test_the_real_models_are_what_their_presets_say(smollm2, gemma3):
         assert "quantised to Q4" in lm.origin.precision
     assert (smollm2.geometry.n_heads, smollm2.geometry.n_kv_heads) == (9, 3)
     assert gemma3.geometry.head_dim == 256 != gemma3.geometry.hidden_size // 4
+
+
+@pytest.mark.parametrize(
+    ("cause", "words", "hint"),
+    [
+        (GatedRepoError, "accept a licence", "HF_TOKEN"),
+        (RepositoryNotFoundError, "no model some/model", "spelling"),
+        (ConnectionError, "cannot be reached", "network"),
+    ],
+)
+def test_what_the_hub_refuses_is_one_sentence(monkeypatch, cause, words, hint):
+    """transformers wraps the hub's errors in an OSError; what the visitor reads names the cause."""
+
+    def refuse(*args, **kwargs):
+        inner = cause.__new__(cause)
+        raise OSError("the hub said no") from inner
+
+    monkeypatch.setattr(models.AutoConfig, "from_pretrained", refuse)
+    with pytest.raises(ExplorerError, match=words) as caught:
+        load(ModelSpec("some/model"))
+    assert hint in caught.value.hint
