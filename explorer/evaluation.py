@@ -72,9 +72,12 @@ def evaluate(
     answers = [answer_ids(lm, name, wording) for name in classes]
     size = max(1, min(16, _AT_ONCE // max(1, len(classes))))
     scores, said, lost, n_tokens = [], [], 0.0, 0
+    worded = [example(lm, row, wording) for row in rows]
+    order = sorted(range(len(rows)), key=lambda i: len(worded[i].prompt))  # little padding
+    back = sorted(range(len(rows)), key=order.__getitem__)
     for start in range(0, len(rows), size):
         progress(start, len(rows))
-        some = [example(lm, row, wording) for row in rows[start : start + size]]
+        some = [worded[i] for i in order[start : start + size]]
         prompts = [one.prompt for one in some]
         with torch.no_grad(), adapter.applied(lm) if adapter is not None else nullcontext():
             if answers:
@@ -86,12 +89,13 @@ def evaluate(
                 said += _decoded(lm, adapter, prompts, max(len(one.answer) for one in some))
         n_tokens += sum(len(one.answer) for one in some)
     if answers:
-        table = torch.cat(scores)
+        table = torch.cat(scores)[back]
         right = torch.tensor([list(classes).index(row.answer) for row in rows])
         lost = -float(table.gather(1, right[:, None]).sum())
         best = table.argmax(1)
     exact = None
     if generate:
+        said = [said[i] for i in back]
         exact = float(np.mean([a.strip() == row.answer for a, row in zip(said, rows, strict=True)]))
     return Evaluation(
         n_rows=len(rows),

@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from explorer.bench import force, texts
 from explorer.errors import ExplorerError
-from explorer.lm import ModelSpec
+from explorer.generate import greedy
+from explorer.lm import ModelSpec, freeze
 from explorer.models import load
-from tests.tiny import tiny_checkpoint
+from tests.tiny import tiny_checkpoint, tiny_model
 
 ROOT = Path(__file__).parents[1]
 SENTENCES = """\
@@ -62,6 +64,16 @@ def test_sharded_over_two_processes_it_is_the_same(arguments, report, tmp_path):
         [*command, "--json", str(out)], cwd=ROOT, check=True, env=environment, capture_output=True
     )
     assert json.loads(out.read_text())["cells"] == report["cells"]
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma3_text"])
+def test_prompts_read_together_are_answered_as_each_alone(name):
+    lm = freeze(tiny_model(name), None)
+    order = [5, 9, 11, 23, 8, 40, 7]
+    prompts = [[*order, *rest] for rest in ([3, 4, 5], [3, 4, 5, 6, 7, 8, 9, 30, 31], [50])]
+    alone = [greedy(lm, torch.tensor([one]), 6) for one in prompts]
+    assert torch.equal(force.continued(lm, prompts, 6), torch.cat(alone))
+    assert torch.equal(force.continued(lm, prompts[:1], 6), alone[0])  # all of it is in common
 
 
 def test_too_few_sentences_are_one_sentence(arguments):

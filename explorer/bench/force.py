@@ -117,9 +117,14 @@ def cell(lm: LoadedModel, group: Group, sources: Tensor, users: Tensor) -> Cell:
     hits = pairs = 0
     sources, users = with_bos(lm, sources), with_bos(lm, users)
     targets = greedy(lm, sources, group.out_len)
+    plain = greedy(lm, users, group.out_len) if group.variant == "none" else None
     for i, target in enumerate(targets):
-        others = torch.cat([users[:i], users[i + 1 :]])
-        said = answer_of(lm, group.variant, sources[i : i + 1], target, group)(others)
+        rest = [j for j in range(len(users)) if j != i]
+        others = users[rest]
+        if plain is not None:  # nothing depends on the source
+            said = plain[rest]
+        else:
+            said = answer_of(lm, group.variant, sources[i : i + 1], target, group)(others)
         if group.variant.startswith("system"):  # an answer of its own: spelling counts, not ids
             due = text.decode(lm.tokenizer, target).strip()
             hits += sum(text.decode(lm.tokenizer, one).strip().startswith(due) for one in said)
@@ -134,17 +139,17 @@ def answer_of(
 ) -> Callable[[Tensor], Tensor]:
     """How a variant answers prompts. The callable: (b, n) → (b, out_len), system orders 2 more"""
     n = group.out_len
-    if variant == "none":
-        return lambda users: greedy(lm, users, n)
     if variant.startswith("target x"):
-        times = int(variant.removeprefix("target x"))
-        before = target.repeat(times)[None]
-        return lambda users: greedy(lm, torch.cat([before.expand(len(users), -1), users], 1), n)
+        before = target.tolist() * int(variant.removeprefix("target x"))
+        first = source.shape[1] - group.source_len  # 1 where there is a begin-of-text token
+        return lambda users: continued(
+            lm, [one[:first] + before + one[first:] for one in users.tolist()], n
+        )
     if variant.startswith("system"):
         order = (SHORT if variant == "system short" else LONG).format(
             target=text.decode(lm.tokenizer, target)
         )
-        return lambda users: torch.cat([_ordered(lm, order, user, n + 2) for user in users])
+        return lambda users: continued(lm, [_ordered(lm, order, user) for user in users], n + 2)
     keys, _, repeat = variant.partition(" r=")
     solved = solve(lm, record(lm, source, target.tolist()), Matching(keys, repeat=int(repeat or 1)))
 
@@ -155,13 +160,38 @@ def answer_of(
     return forced
 
 
-def _ordered(lm: LoadedModel, order: str, user: Tensor, n: int) -> Tensor:
+def _ordered(lm: LoadedModel, order: str, user: Tensor) -> list[int]:
     asked = text.decode(lm.tokenizer, user)
     if lm.tokenizer.chat_template:
-        ids = text.encode(lm, asked, chat=True, system=order)
-    else:
-        ids = text.encode(lm, f"{order}\n\nUser: {asked}\n\nOutput:")
-    return greedy(lm, ids, n)
+        return text.encode(lm, asked, chat=True, system=order)[0].tolist()
+    return text.encode(lm, f"{order}\n\nUser: {asked}\n\nOutput:")[0].tolist()
+
+
+@torch.no_grad()
+def continued(lm: LoadedModel, prompts: Sequence[Sequence[int]], n_new: int) -> Tensor:
+    """As `greedy`, for prompts of any lengths; what they begin with in common is read once.
+
+    Only prompts of equal length are read together: padding between the common part and the rest
+    would count as distance in a sliding window.
+
+    → (b, n_new), CPU
+    """
+    least = min(map(len, prompts)) - 1
+    shared = next((i for i in range(least) if len({one[i] for one in prompts}) > 1), least)
+    said = torch.zeros(len(prompts), n_new, dtype=torch.long)
+    for length in {len(one) for one in prompts}:
+        rows = [i for i, one in enumerate(prompts) if len(one) == length]
+        cache = lm.new_cache()
+        if shared:
+            lm.logits(torch.tensor([prompts[0][:shared]]), cache=cache, last=1)
+            cache.batch_repeat_interleave(len(rows))
+        ids, start = torch.tensor([prompts[i][shared:] for i in rows]), shared
+        for step in range(n_new):
+            logits = lm.logits(ids, cache=cache, start=start, last=1)[:, -1]
+            start += ids.shape[1]
+            ids = logits.argmax(-1, keepdim=True).cpu()
+            said[rows, step] = ids[:, 0]
+    return said
 
 
 def groups(args: argparse.Namespace) -> Iterator[Group]:

@@ -139,11 +139,11 @@ def outcome(lm: LoadedModel, name: str, target: str | list[int], prompts: list[T
     )
 
 
-def varied(lm: LoadedModel) -> Iterator[Outcome]:
-    """20 texts on 10 prompts."""
+def varied(lm: LoadedModel, first: int = 0) -> Iterator[Outcome]:
+    """20 texts on 10 prompts, or those from the index `first` on."""
     has_chat = bool(lm.tokenizer.chat_template)
     prompts = [prompt_ids(lm, Request(one, chat=chat and has_chat)) for one, chat in PROMPTS]
-    for target in TARGETS:
+    for target in TARGETS[first:]:
         yield outcome(lm, target[:40], target, prompts)
 
 
@@ -177,13 +177,14 @@ def main(arguments: list[str]) -> int:
     p.add_argument("--quantization", default="none")
     p.add_argument("--dtype", default="auto")
     p.add_argument("--only", choices=["varied", "random", "length"], help="one part alone")
+    p.add_argument("--first", type=int, default=0, help="leave out so many of the varied texts")
     p.add_argument("--random", default="48,256", help="lengths of random targets")
     p.add_argument("--prompts", type=int, default=100, help="how many of random length")
     p.add_argument("--json", type=Path, help="write the report here")
     args = p.parse_args(arguments)
     lm = models.load(ModelSpec(args.model, quantization=args.quantization, dtype=args.dtype))
     parts = {
-        "varied": lambda: varied(lm),
+        "varied": lambda: varied(lm, args.first),
         "random": lambda: random_ids(lm, [int(n) for n in args.random.split(",")]),
         "length": lambda: any_length(lm, args.prompts),
     }
@@ -195,6 +196,8 @@ def main(arguments: list[str]) -> int:
         for one in part():
             log.info("%s", one)
             report[name].append(asdict(one))
+            if args.json:  # what is done survives an interruption
+                args.json.write_text(json.dumps(report, indent=1, ensure_ascii=False))
         exact = sum(one["exact"] for one in report[name])
         log.info("%s: %d of %d exact", name, exact, sum(one["prompts"] for one in report[name]))
     unit = 1e9 if sys.platform == "darwin" else 1e6  # ru_maxrss: bytes there, kilobytes here
