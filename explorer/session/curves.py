@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, get_args
 
 from explorer import models
@@ -38,17 +39,19 @@ def comparing(
 
     asked: "what I made" takes everything held that adds to attention, beside a plain prefix
     """
+    return partial(_comparing, spec, asked, dict(held), longest, prompts)
 
-    def work(stop: Stop) -> Iterator[CurvesView]:
-        lm = models.load(spec, stop.note)
-        lengths = [n for n in LENGTHS if n <= longest]
-        contenders = _contenders(lm, asked, held)
-        total = len(contenders) * (prompts + 1)
-        for step, found in enumerate(measured(lm, prompts, contenders, lengths=lengths), start=1):
-            stop.note(f"curves, {step} of about {total} readings", min(1.0, step / total))
-            yield CurvesView(spec, found)
 
-    return work
+def _comparing(
+    spec: ModelSpec, asked: Asked, held: Mapping[str, Held], longest: int, prompts: int, stop: Stop
+) -> Iterator[CurvesView]:
+    lm = models.load(spec, stop.note)
+    lengths = [n for n in LENGTHS if n <= longest]
+    contenders = _contenders(lm, asked, held)
+    total = len(contenders) * (prompts + 1)
+    for step, found in enumerate(measured(lm, prompts, contenders, lengths=lengths), start=1):
+        stop.note(f"curves, {step} of about {total} readings", min(1.0, step / total))
+        yield CurvesView(spec, found)
 
 
 def _contenders(lm: LoadedModel, asked: Asked, held: Mapping[str, Held]) -> Mapping[str, Contender]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from explorer import models, text
 from explorer.detection import Signs, signs
@@ -49,59 +50,59 @@ class Trial:
 
 def forcing(spec: ModelSpec, request: Request) -> Work:
     """→ a job that yields Stages, the last of them with the result as a ForceView in `result`"""
+    return partial(_forcing, spec, request)
 
-    def work(stop: Stop) -> Iterator[Stage | ForceView]:
-        lm = models.load(spec, stop.note)
-        began = time.monotonic()
-        for stage in pursue(lm, request):
-            stop.note(stage.detail, stage.fraction)
-            yield stage
-        yield ForceView(spec, stage.result, time.monotonic() - began)
 
-    return work
+def _forcing(spec: ModelSpec, request: Request, stop: Stop) -> Iterator[Stage | ForceView]:
+    lm = models.load(spec, stop.note)
+    began = time.monotonic()
+    for stage in pursue(lm, request):
+        stop.note(stage.detail, stage.fraction)
+        yield stage
+    yield ForceView(spec, stage.result, time.monotonic() - began)
 
 
 def opening(spec: ModelSpec, path: str) -> Work:
     """→ a job that opens a saved prefix and proves it anew; yields Stages, then the ForceView"""
+    return partial(_opening, spec, path)
 
-    def work(stop: Stop) -> Iterator[Stage | ForceView]:
-        lm = models.load(spec, stop.note)
-        began = time.monotonic()
-        for stage in prove(lm, open_forced(path, lm)):
-            stop.note(stage.detail, stage.fraction)
-            yield stage
-        yield ForceView(spec, stage.result, time.monotonic() - began)
 
-    return work
+def _opening(spec: ModelSpec, path: str, stop: Stop) -> Iterator[Stage | ForceView]:
+    lm = models.load(spec, stop.note)
+    began = time.monotonic()
+    for stage in prove(lm, open_forced(path, lm)):
+        stop.note(stage.detail, stage.fraction)
+        yield stage
+    yield ForceView(spec, stage.result, time.monotonic() - began)
 
 
 def trying(view: ForceView, prompts: list[str]) -> Work:
     """→ a job that replays the prefix on each prompt and yields the list of Trials so far"""
+    return partial(_trying, view, prompts)
 
-    def work(stop: Stop) -> Iterator[tuple[Trial, ...]]:
-        lm = models.load(view.spec, stop.note)
-        trials: tuple[Trial, ...] = ()
-        for i, prompt in enumerate(prompts):
-            stop.note(f"prompt {i + 1} of {len(prompts)}", i / len(prompts))
-            for trial in trial_of(lm, view.forced, prompt):
-                if trial is None:
-                    yield trials  # a place to stop at, within one token
-                else:
-                    trials = (*trials, trial)
-            yield trials
 
-    return work
+def _trying(view: ForceView, prompts: list[str], stop: Stop) -> Iterator[tuple[Trial, ...]]:
+    lm = models.load(view.spec, stop.note)
+    trials: tuple[Trial, ...] = ()
+    for i, prompt in enumerate(prompts):
+        stop.note(f"prompt {i + 1} of {len(prompts)}", i / len(prompts))
+        for trial in trial_of(lm, view.forced, prompt):
+            if trial is None:
+                yield trials  # a place to stop at, within one token
+            else:
+                trials = (*trials, trial)
+        yield trials
 
 
 def examining(view: ForceView) -> Work:
     """→ a job that yields the Signs by which the prefix gives itself away"""
+    return partial(_examining, view)
 
-    def work(stop: Stop) -> Iterator[Signs]:
-        lm = models.load(view.spec, stop.note)
-        stop.note("asking ordinary prompts with and without it")
-        yield signs(lm, view.forced.solved)
 
-    return work
+def _examining(view: ForceView, stop: Stop) -> Iterator[Signs]:
+    lm = models.load(view.spec, stop.note)
+    stop.note("asking ordinary prompts with and without it")
+    yield signs(lm, view.forced.solved)
 
 
 def trial_of(lm: LoadedModel, forced: ForcedPrefix, prompt: str) -> Iterator[Trial | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from explorer import models
@@ -25,11 +26,11 @@ class LearnView:
 
 def measuring(spec: ModelSpec, number: int) -> Work:
     """→ a job that yields one LearnView, in the small sizes"""
+    return partial(_measuring, spec, number)
 
-    def work(stop: Stop) -> Iterator[LearnView]:
-        lm = models.load(spec, stop.note)
-        began = time.monotonic()
-        result = RECIPES[number - 1](lm, True, stop.note)
-        yield LearnView(spec, number, result, time.monotonic() - began)
 
-    return work
+def _measuring(spec: ModelSpec, number: int, stop: Stop) -> Iterator[LearnView]:
+    lm = models.load(spec, stop.note)
+    began = time.monotonic()
+    result = RECIPES[number - 1](lm, True, stop.note)
+    yield LearnView(spec, number, result, time.monotonic() - began)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 
 import numpy as np
@@ -117,74 +118,83 @@ def looking(
     n_new: tokens the model may write first    held: the prefix or adapter it works under
     groups: names for positions that a visitor has marked
     """
+    return partial(_looking, spec, prompt, chat, specials, n_new, held, dict(groups))
 
-    def work(stop: Stop) -> Iterator[Writing | LookView]:
-        lm = models.load(spec, stop.note)
-        began = time.monotonic()
-        limit = min(LONGEST, lm.geometry.context)
-        ids = encode(lm, prompt, chat=chat, specials=specials, limit=limit)
-        marked = _existing(groups, ids.shape[1])
-        front = opened(lm, held, ids.shape[1])
-        n_new_here = min(n_new, limit - ids.shape[1])
-        meter = LastQuery(lm, ids.shape[1], marked, front.prefix)
-        written: list[int] = []
-        writing = None
-        for step in stream(
-            lm,
-            ids,
-            n_new_here,
-            applied=lambda: _metered(lm, meter, front),
-            stop_ids=stop_tokens(lm),
-            start=front.start,
-        ):
-            written.append(step.id)
-            tokens = tuple(token.text for i in written for token in display(lm.tokenizer, [i]))
-            writing = Writing(tokens, np.stack(meter.taken), meter.groups)
-            stop.note(f"writing token {len(written)} of {n_new_here}", len(written) / n_new_here)
-            yield writing
-        stop.note("reading where attention goes")
-        ids = torch.cat([ids, torch.tensor([written], dtype=ids.dtype, device=ids.device)], dim=1)
-        shares = mass(
-            lm,
-            ids,
-            front.prefix,
-            generated=len(written),
-            groups=marked,
-            adapter=front.adapter.applied(lm) if front.adapter is not None else None,
-            positions=_spread(ids.shape[1]),
-            note=stop.note,
-        )
-        gates = front.adapter.gates() if front.adapter is not None else None
-        kept = _rows(lm, ids, front)
-        mixed = experts(lm, ids, front.adapter) if gates is not None and kept is not None else None
-        yield LookView(
-            spec,
-            shares,
-            len(written),
-            held.name if held else "",
-            time.monotonic() - began,
-            rows=kept,
-            gates=None if gates is None else gates.float().cpu().numpy(),
-            experts=mixed,
-            written=writing,
-            marked=marked,
-            n_slots=front.prefix.n_slots if front.prefix is not None else 0,
-        )
 
-    return work
+def _looking(
+    spec: ModelSpec,
+    prompt: str,
+    chat: bool,
+    specials: bool,
+    n_new: int,
+    held: Held | None,
+    groups: Mapping[str, Sequence[int]],
+    stop: Stop,
+) -> Iterator[Writing | LookView]:
+    lm = models.load(spec, stop.note)
+    began = time.monotonic()
+    limit = min(LONGEST, lm.geometry.context)
+    ids = encode(lm, prompt, chat=chat, specials=specials, limit=limit)
+    marked = _existing(groups, ids.shape[1])
+    front = opened(lm, held, ids.shape[1])
+    n_new_here = min(n_new, limit - ids.shape[1])
+    meter = LastQuery(lm, ids.shape[1], marked, front.prefix)
+    written: list[int] = []
+    writing = None
+    for step in stream(
+        lm,
+        ids,
+        n_new_here,
+        applied=lambda: _metered(lm, meter, front),
+        stop_ids=stop_tokens(lm),
+        start=front.start,
+    ):
+        written.append(step.id)
+        tokens = tuple(token.text for i in written for token in display(lm.tokenizer, [i]))
+        writing = Writing(tokens, np.stack(meter.taken), meter.groups)
+        stop.note(f"writing token {len(written)} of {n_new_here}", len(written) / n_new_here)
+        yield writing
+    stop.note("reading where attention goes")
+    ids = torch.cat([ids, torch.tensor([written], dtype=ids.dtype, device=ids.device)], dim=1)
+    shares = mass(
+        lm,
+        ids,
+        front.prefix,
+        generated=len(written),
+        groups=marked,
+        adapter=front.adapter.applied(lm) if front.adapter is not None else None,
+        positions=_spread(ids.shape[1]),
+        note=stop.note,
+    )
+    gates = front.adapter.gates() if front.adapter is not None else None
+    kept = _rows(lm, ids, front)
+    mixed = experts(lm, ids, front.adapter) if gates is not None and kept is not None else None
+    yield LookView(
+        spec,
+        shares,
+        len(written),
+        held.name if held else "",
+        time.monotonic() - began,
+        rows=kept,
+        gates=None if gates is None else gates.float().cpu().numpy(),
+        experts=mixed,
+        written=writing,
+        marked=marked,
+        n_slots=front.prefix.n_slots if front.prefix is not None else 0,
+    )
 
 
 def finding(view: LookView, rule: Rule, held: Held | None = None) -> Work:
     """→ a job that yields HeadsView: the heads of the view's text that fit a rule"""
+    return partial(_finding, view, rule, held)
 
-    def work(stop: Stop) -> Iterator[HeadsView]:
-        lm = models.load(view.spec, stop.note)
-        stop.note(f"looking for heads: {rule}")
-        ids = torch.tensor([list(view.mass.ids)], device=lm.device)
-        front = opened(lm, held, ids.shape[1] - view.n_generated)
-        yield HeadsView(view.spec, heads.find(lm, rule, ids, front.prefix))
 
-    return work
+def _finding(view: LookView, rule: Rule, held: Held | None, stop: Stop) -> Iterator[HeadsView]:
+    lm = models.load(view.spec, stop.note)
+    stop.note(f"looking for heads: {rule}")
+    ids = torch.tensor([list(view.mass.ids)], device=lm.device)
+    front = opened(lm, held, ids.shape[1] - view.n_generated)
+    yield HeadsView(view.spec, heads.find(lm, rule, ids, front.prefix))
 
 
 def opened(lm: LoadedModel, held: Held | None, length: int) -> _Front:

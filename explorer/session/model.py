@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from explorer import models
 from explorer.jobs import Stop, Work
@@ -25,13 +26,13 @@ class ModelView:
 
 def loading(spec: ModelSpec) -> Work:
     """→ a job that loads the model and yields its ModelView"""
+    return partial(_loading, spec)
 
-    def work(stop: Stop) -> Iterator[ModelView]:
-        began, before = time.monotonic(), models.current()
-        lm = models.load(spec, stop.note)
-        yield _view(lm, 0.0 if lm is before else time.monotonic() - began)
 
-    return work
+def _loading(spec: ModelSpec, stop: Stop) -> Iterator[ModelView]:
+    began, before = time.monotonic(), models.current()
+    lm = models.load(spec, stop.note)
+    yield _view(lm, 0.0 if lm is before else time.monotonic() - began)
 
 
 def loaded(spec: ModelSpec) -> ModelView | None:

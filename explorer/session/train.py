@@ -10,8 +10,9 @@ from __future__ import annotations
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,7 @@ CHECKPOINT = 20.0  # seconds between two checkpoints, at least
 
 def training(spec: ModelSpec, order: Order, run: str, runs: Runs) -> Work:
     """→ a job that trains and yields a TrainView at every step. `runs.start` came before."""
-
-    def opening(lm: LoadedModel) -> TrainView:
-        rows = order.data.split()
-        example = worded(lm, rows.train[0], order.wording)
-        curves = tuple(Curve(entry) for entry in order.entries)
-        return TrainView(run, spec, order, rows, example, curves=curves)
-
-    return _work(run, runs, spec, opening)
+    return partial(_training, spec, order, run, runs, None)
 
 
 def resuming(run: str, runs: Runs, steps: int = 0) -> Work:
@@ -57,7 +51,7 @@ def resuming(run: str, runs: Runs, steps: int = 0) -> Work:
         pairs = zip(view.curves, view.order.entries, strict=True)
         curves = (replace(c, entry=entry, after=None, other=None) for c, entry in pairs)
         view = replace(view, curves=tuple(curves))
-    return _work(run, runs, view.spec, lambda _: view)
+    return partial(_training, view.spec, view.order, run, runs, view)
 
 
 def _longer(order: Order, steps: int) -> Order:
@@ -68,28 +62,32 @@ def _longer(order: Order, steps: int) -> Order:
     return replace(order, entries=tuple(entries))
 
 
-def _work(
-    run: str, runs: Runs, spec: ModelSpec, opening: Callable[[LoadedModel], TrainView]
-) -> Work:
-    def work(stop: Stop) -> Iterator[TrainView]:
-        with runs.held(run):
-            runs.mark(run, "running")
-            course = None
-            try:
-                lm = models.load(spec, stop.note)
-                course = _Course(lm, opening(lm), runs, stop)
-                yield from course.whole()
-                runs.write(course.view, "done")
-            except Stopped:
-                if course is None:
-                    runs.mark(run, "stopped")
-                else:
-                    yield course.stopped()  # the last word of a job that was told to end
-            except Exception as error:
-                runs.mark(run, "failed", str(error))
-                raise
+def _first(lm: LoadedModel, spec: ModelSpec, order: Order, run: str) -> TrainView:
+    rows = order.data.split()
+    example = worded(lm, rows.train[0], order.wording)
+    curves = tuple(Curve(entry) for entry in order.entries)
+    return TrainView(run, spec, order, rows, example, curves=curves)
 
-    return work
+
+def _training(
+    spec: ModelSpec, order: Order, run: str, runs: Runs, known: TrainView | None, stop: Stop
+) -> Iterator[TrainView]:
+    with runs.held(run):
+        runs.mark(run, "running")
+        course = None
+        try:
+            lm = models.load(spec, stop.note)
+            course = _Course(lm, known or _first(lm, spec, order, run), runs, stop)
+            yield from course.whole()
+            runs.write(course.view, "done")
+        except Stopped:
+            if course is None:
+                runs.mark(run, "stopped")
+            else:
+                yield course.stopped()  # the last word of a job that was told to end
+        except Exception as error:
+            runs.mark(run, "failed", str(error))
+            raise
 
 
 class _Course:

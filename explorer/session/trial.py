@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from explorer import adapters, models
@@ -46,38 +47,37 @@ def trying(
     data: rows to answer    prompt: a text to answer; both in the words an adapter was trained with,
     and the model alone in those of the first
     """
+    return partial(_trying, spec, paths, prompt, data)
 
-    def work(stop: Stop) -> Iterator[TrialView]:
-        lm = models.load(spec, stop.note)
-        stop.note("Opening the adapters")
-        opened = [adapters.load(path, lm) for path in paths]
-        known = [
-            Tried(card.training.get("label", Path(path).stem), card, adapters.differences(card, lm))
-            for path, (_, card) in zip(paths, opened, strict=True)
-        ]
-        first = _wording(known[0])
-        subjects: list[tuple[Tried, Adapter | None, Wording]] = [
-            (Tried("without"), None, first),
-            *(
-                (one, adapter, _wording(one))
-                for one, (adapter, _) in zip(known, opened, strict=True)
-            ),
-        ]
-        done = [tried for tried, _, _ in subjects]
-        for index, (tried, adapter, wording) in enumerate(subjects):
-            stop.note(f"Asking: {tried.label}")
-            if prompt.strip():
-                said = answered(lm, [prompt], adapter, wording=wording)[0]
-                done[index] = replace(tried, answer=said)
+
+def _trying(
+    spec: ModelSpec, paths: Sequence[str], prompt: str, data: DataChoice | None, stop: Stop
+) -> Iterator[TrialView]:
+    lm = models.load(spec, stop.note)
+    stop.note("Opening the adapters")
+    opened = [adapters.load(path, lm) for path in paths]
+    known = [
+        Tried(card.training.get("label", Path(path).stem), card, adapters.differences(card, lm))
+        for path, (_, card) in zip(paths, opened, strict=True)
+    ]
+    first = _wording(known[0])
+    subjects: list[tuple[Tried, Adapter | None, Wording]] = [
+        (Tried("without"), None, first),
+        *((one, adapter, _wording(one)) for one, (adapter, _) in zip(known, opened, strict=True)),
+    ]
+    done = [tried for tried, _, _ in subjects]
+    for index, (tried, adapter, wording) in enumerate(subjects):
+        stop.note(f"Asking: {tried.label}")
+        if prompt.strip():
+            said = answered(lm, [prompt], adapter, wording=wording)[0]
+            done[index] = replace(tried, answer=said)
+    yield TrialView(prompt, tuple(done))
+    if data is None:
+        return
+    for index, (_, adapter, wording) in enumerate(subjects):
+        score = _score(lm, adapter, wording, data, stop, done[index].label)
+        done[index] = replace(done[index], score=score)
         yield TrialView(prompt, tuple(done))
-        if data is None:
-            return
-        for index, (_, adapter, wording) in enumerate(subjects):
-            score = _score(lm, adapter, wording, data, stop, done[index].label)
-            done[index] = replace(done[index], score=score)
-            yield TrialView(prompt, tuple(done))
-
-    return work
 
 
 def _wording(tried: Tried) -> Wording:
