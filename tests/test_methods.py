@@ -203,7 +203,7 @@ def test_a_memory_has_the_gradients_of_its_equation(feature):
         torch.randn(shape, generator=generator) for shape in ((2, 4, 5, 3), (4, 3, 3), (2, 4, 5, 3))
     )
     found = []
-    for read in (lambda q, m: _Read.apply(q, m, phi), lambda q, m: phi(q) @ m):
+    for read in (lambda q, m: _Read.apply(q, m, feature), lambda q, m: phi(q) @ m):
         q, m = query.clone().requires_grad_(), memory.clone().requires_grad_()
         read(q, m).backward(grad)
         found.append((q.grad, m.grad))

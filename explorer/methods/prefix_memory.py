@@ -14,9 +14,10 @@ at zero, so that training starts from the very model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -68,6 +69,13 @@ class PrefixMemoryConfig:
 _FIXED: dict[str, Callable[[Tensor], Tensor]] = {"elu": F.elu, "gelu": F.gelu}
 
 
+def _back_through(feature: str, grad: Tensor, query: Tensor, seen: Tensor) -> Tensor:
+    """The gradient for the query. grad: for φ(q)    seen: φ(q); all (b, h, q, d), float32"""
+    if feature == "elu":
+        return torch.ops.aten.elu_backward(grad, 1.0, 1.0, 1.0, True, seen)
+    return torch.ops.aten.gelu_backward(grad, query)
+
+
 class _Read(torch.autograd.Function):
     """φ(q) M, keeping for the backward pass only q, which attention keeps anyway.
 
@@ -77,24 +85,22 @@ class _Read(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, query: Tensor, memory: Tensor, feature: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(ctx, query: Tensor, memory: Tensor, feature: str) -> Tensor:
         ctx.save_for_backward(query, memory)
         ctx.feature = feature
-        return _unfold(_fold(feature(query.float())) @ memory, query)
+        return _unfold(_fold(_FIXED[feature](query.float())) @ memory, query)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         query, memory = ctx.saved_tensors
-        with torch.enable_grad():
-            again = query.detach().float().requires_grad_()
-            seen = ctx.feature(again)
+        seen = _FIXED[ctx.feature](query.float())
         grad = _fold(grad).to(memory.dtype)  # bfloat16 where autocast multiplied
         to_query = to_memory = None
         if ctx.needs_input_grad[0]:
             to_seen = _unfold(grad @ memory.mT, query)
-            to_query = torch.autograd.grad(seen, again, to_seen)[0].to(query.dtype)
+            to_query = _back_through(ctx.feature, to_seen, query.float(), seen).to(query.dtype)
         if ctx.needs_input_grad[1]:
-            to_memory = _fold(seen.detach()).mT @ grad
+            to_memory = _fold(seen).mT @ grad
         return to_query, to_memory, None
 
 
@@ -147,17 +153,18 @@ class PrefixMemory(nn.Module):
 
     def parts(self, lm: LoadedModel) -> Parts:  # noqa: ARG002 (the queries are all it needs)
         """Where rotation is taken off, only to be asked while the adapter is applied."""
-        return self._read
+        # Taken apart once: indexing a layer would make a gradient as large as all of them together.
+        return partial(self._read, self.memory.unbind())
 
     def gates(self) -> None:
         return None
 
-    def _read(self, call: AttentionCall) -> Part:
-        memory, query = self._of(self.memory, call), call.query
+    def _read(self, layers: Sequence[Tensor], call: AttentionCall) -> Part:
+        memory, query = self._of(layers[call.layer], call), call.query
         if self.config.query == "before rotary":
             query = self._back(call.layer, query)
         if self.config.feature in _FIXED:
-            return None, _Read.apply(query, memory, _FIXED[self.config.feature])
+            return None, _Read.apply(query, memory, self.config.feature)
         return None, self.features(query.float(), call.layer) @ memory
 
     def features(self, query: Tensor, layer: int) -> Tensor:
@@ -171,8 +178,8 @@ class PrefixMemory(nn.Module):
 
     @staticmethod
     def _of(memory: Tensor, call: AttentionCall) -> Tensor:
-        """→ (h, d, d), the layer's memory for every query head"""
-        own = memory[call.layer].to(call.query.device)
+        """The layer's memory for every query head. memory: (h or g, d, d) → (h, d, d)"""
+        own = memory.to(call.query.device)
         repeat = call.query.shape[1] // own.shape[0]
         return own if repeat == 1 else own.repeat_interleave(repeat, 0)
 
