@@ -78,7 +78,8 @@ def mass(
 
     prompt: text, or ids (1, q)    chat: put text into the model's chat template
     generated: how many of the last tokens the model wrote itself
-    groups: further names and the positions they stand for, taken out of prompt and generated
+    groups: further names and the positions they stand for, taken out of prompt and generated;
+            from 1 on, each in one group only
     adapter: an opened-once context such as `adapter.applied(lm)` under which the text is read
     positions: keep only what is seen from these, ascending; for texts of many thousand tokens
     note: told after every block of a long text
@@ -86,6 +87,9 @@ def mass(
     ids = encode(lm, prompt, chat=chat) if isinstance(prompt, str) else prompt
     length = ids.shape[1]
     names, member = _membership(length, length - generated, groups or {})
+    if len(names) > lm.geometry.head_dim:  # indicators take the place of values
+        most = lm.geometry.head_dim - len(RESERVED) + 1
+        raise ExplorerError(f"{len(groups)} groups are too many.", f"Name at most {most}.")
     one_hot = torch.nn.functional.one_hot(member, len(names)).float()[None].to(lm.device)
     kept = range(length) if positions is None else sorted({range(length)[at] for at in positions})
     shares = measure(lm, ids, one_hot, prefix, adapter, positions=kept, note=note)
@@ -95,15 +99,48 @@ def mass(
 
 def _membership(length: int, prompt_end: int, groups: Mapping[str, Sequence[int]]):
     """→ group names, and (k,) the index of each key's group"""
-    if taken := set(groups) & set(RESERVED):
-        raise ExplorerError(f"A group cannot be called {min(taken)}.", "Choose another name.")
     names = ["sink", "prompt", "generated", *groups]
     member = torch.ones(length, dtype=torch.long)
     member[prompt_end:] = 2
-    for index, positions in enumerate(groups.values(), start=3):
-        member[list(positions)] = index
+    for index, positions in enumerate(_checked(groups, length).values(), start=3):
+        member[positions] = index
     member[0] = 0
     return tuple(names), member
+
+
+def _checked(groups: Mapping[str, Sequence[int]], length: int) -> dict[str, list[int]]:
+    """The positions of every group, if each lies in the text and belongs to one group only."""
+    if taken := set(groups) & set(RESERVED):
+        raise ExplorerError(f"A group cannot be called {min(taken)}.", "Choose another name.")
+    owner: dict[int, str] = {}
+    for name, positions in groups.items():
+        if not _whole_numbers(positions):
+            raise ExplorerError(
+                f"The group {name} is not made of positions.", "Write [2, 3, 4] or range(2, 5)."
+            )
+        if not len(positions):
+            raise ExplorerError(
+                f"The group {name} is empty.", "A range runs upwards: range(2, 5) is 2, 3 and 4."
+            )
+        for position in positions:  # of an endless range only the first one outside is seen
+            if not 1 <= position < length:
+                raise ExplorerError(
+                    f"The group {name} names token {position}, which is not in the text.",
+                    f"Tokens count from 0 to {length - 1}; token 0 is the sink, its own group.",
+                )
+            if owner.setdefault(position, name) != name:
+                raise ExplorerError(
+                    f"Token {position} is in two groups, {owner[position]} and {name}.",
+                    "Every token counts once: take it out of one of them.",
+                )
+    return {name: list(positions) for name, positions in groups.items()}
+
+
+def _whole_numbers(positions: object) -> bool:
+    if isinstance(positions, range):
+        return True
+    sized = isinstance(positions, Sequence | np.ndarray) and not isinstance(positions, str)
+    return sized and all(isinstance(position, int | np.integer) for position in positions)
 
 
 @torch.no_grad()

@@ -147,6 +147,41 @@ def test_a_group_cannot_take_a_name_that_has_a_meaning(lm):
         mass(lm, tiny_ids(1, 4), groups={"prefix": [1]})
 
 
+@pytest.mark.parametrize("lm", ["llama"], indirect=True)
+@pytest.mark.parametrize(
+    ("groups", "sentence"),
+    [
+        ({"a": []}, "a is empty"),
+        ({"a": range(5, 2)}, "a is empty"),
+        ({"a": [0, 1]}, "names token 0,"),
+        ({"a": [2, 6]}, "names token 6,"),
+        ({"a": range(2, 10**12)}, "names token 6,"),
+        ({"a": [-1]}, "names token -1,"),
+        ({"a": [1, 2], "b": range(2, 4)}, "Token 2 is in two groups, a and b"),
+        ({"a": "cat"}, "not made of positions"),
+        ({"a": [1.5]}, "not made of positions"),
+        ({"a": 3}, "not made of positions"),
+        ({str(i): [1 + i % 5] for i in range(9)}, "two groups"),
+    ],
+)
+def test_groups_that_are_no_parts_of_the_text_are_explained(lm, groups, sentence):
+    with pytest.raises(ExplorerError, match=sentence) as told:
+        mass(lm, tiny_ids(1, 6), groups=groups)
+    assert told.value.hint
+
+
+@pytest.mark.parametrize("lm", ["llama"], indirect=True)
+def test_as_many_groups_as_a_head_has_room_for(lm):
+    ids, most = tiny_ids(1, 12), lm.geometry.head_dim - 3
+    named = {f"g{i}": [i] for i in range(1, most + 2)}
+    with pytest.raises(ExplorerError, match="8 groups are too many") as told:
+        mass(lm, ids, groups=named)
+    assert str(most) in told.value.hint
+    named.popitem()
+    shares = mass(lm, ids, groups=named).shares
+    assert_close(shares.sum(-1), 0 * shares[..., 0] + 1, atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("with_prefix", [False, True])
 def test_live_shares_are_those_of_the_text_read_at_once(lm, with_prefix):
     ids, n_new = tiny_ids(1, 6), 2 * WINDOW
