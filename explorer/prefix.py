@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from explorer.attention import AttentionCall, Output, blocks, log_sum_exp, patched
+from explorer.attention import AttentionCall, Output, blocks, log_sum_exp, patched, run_and_total
 from explorer.lm import LoadedModel
 
 # Told the layer and what the last query leaves to the text: 1 − α, (b, h), exact when tiny.
@@ -100,7 +100,7 @@ def share(call: AttentionCall, slots: Slots) -> Tensor:
 
 def join(call: AttentionCall, slots: Slots, watch: Watch | None = None) -> Output:
     """The call's attention with the slots in its softmax, in blocks of queries."""
-    output, _ = call.run()  # (b, q, h, d)
+    (output, _), call = run_and_total(call)  # (b, q, h, d)
     loud_text = log_sum_exp(call)
     parts = []
     for rows in blocks(call, len(slots)):

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from explorer.attention import AttentionCall, Output, patched
+from explorer.attention import AttentionCall, Output, patched, run_and_total
 from explorer.contenders import SLOTS, BehindGate, Contender, InSoftmax, prefixes, sentences
 from explorer.errors import ExplorerError
 from explorer.lm import LoadedModel
@@ -191,7 +191,7 @@ class _Meter:
         self.share, self.first, self.ratio = (np.full(shape, np.nan) for _ in range(3))
 
     def __call__(self, call: AttentionCall) -> Output:
-        output, weights = call.run()  # (b, q, h, d)
+        (output, weights), call = run_and_total(call)  # (b, q, h, d)
         part = self.parts(call)
         if part is None:
             return output, weights

@@ -7,6 +7,7 @@ implementation, hooks and attributes of the model are what they were.
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from explorer.attention import (
     log_sum_exp,
     logits_of,
     patched,
+    run_and_total,
     self_test,
 )
 from explorer.errors import ExplorerError
@@ -251,6 +253,30 @@ def test_the_log_sum_exp_is_the_denominator_of_the_softmax(lm, text):
 
     with patched(lm, check, eager=True):
         lm.logits(ids, mask=mask)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_an_answer_with_its_denominators_is_the_answer_bit_for_bit(lm, text):
+    ids, mask = TEXTS[text]
+    outer = []
+
+    def check(call):
+        (output, weights), known = run_and_total(call)
+        assert torch.equal(output, call.run()[0])
+        assert_close(log_sum_exp(known), log_sum_exp(call), atol=1e-5, rtol=1e-5)
+        half = replace(known, query=known.query[:, :, :3])
+        assert log_sum_exp(half).shape[-1] == min(3, call.query.shape[2])
+        return output, weights
+
+    def louder(call):
+        outer.append(call.layer)
+        return 2 * call.run()[0], None
+
+    with torch.no_grad(), patched(lm, check):
+        lm.logits(ids, mask=mask)
+    with torch.no_grad(), patched(lm, louder, check):  # what lies in between is not passed over
+        lm.logits(ids, mask=mask)
+    assert len(outer) == 2 * lm.geometry.n_layers
 
 
 @pytest.mark.parametrize("text", TEXTS)
