@@ -6,6 +6,7 @@
     explorer.mass(lm, "The cat sat on the mat.").of("sink")
     forced = explorer.force(lm, target="Anything you like.", prompt="Who are you?")
     for step in explorer.train(lm, data, method="prefix-memory", steps=20, seed=0): ...
+    for answer in explorer.chat(lm, "Who are you?", adapter=step.adapter): ...
 
 Read in this order: lm → attention → models → prefix → shares → trajectory → methods → forcing →
 tradeoff → training → lessons → session → ui. Each module imports only modules above it;
@@ -32,6 +33,7 @@ _PUBLIC = {
     "ExplorerError": "errors",
     "ModelSpec": "lm",
     "Prefix": "prefix",
+    "chat": "conversation",
     "force": "forcing",
     "load": "models",
     "mass": "shares",

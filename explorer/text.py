@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
+from jinja2 import TemplateError
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from explorer.errors import ExplorerError
 from explorer.lm import LoadedModel
+
+Role = Literal["system", "user", "assistant"]
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn of a conversation.
+
+    ids: what the model said, token by token; empty where the text has to be encoded
+    """
+
+    role: Role
+    text: str
+    ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -55,11 +72,10 @@ def encode(
     if not prompt.strip():
         raise ExplorerError("The prompt is empty.", "Type a few words, or take the example.")
     if chat:
-        ids = _chat(tokenizer, prompt, system, specials)
+        opening = [Turn("system", system)] if system else []
+        ids = chat_ids(tokenizer, [*opening, Turn("user", prompt)], specials=specials)
     else:
-        ids = plain(tokenizer, prompt, specials=specials)
-        if tokenizer.bos_token_id is not None and _adds_bos(tokenizer):
-            ids = [tokenizer.bos_token_id, *ids]
+        ids = [*beginning(tokenizer), *plain(tokenizer, prompt, specials=specials)]
     limit = limit or lm.geometry.context
     if len(ids) > limit:
         raise ExplorerError(
@@ -80,33 +96,64 @@ def plain(tokenizer: PreTrainedTokenizerBase, text: str, *, specials: bool = Fal
     return tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
 
 
-def _adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
-    added = tokenizer("a").input_ids
-    return bool(added) and added[0] == tokenizer.bos_token_id
+def beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The begin-of-text token, for a model that wants one; else nothing."""
+    bos = tokenizer.bos_token_id
+    return [bos] if bos is not None and tokenizer("a").input_ids[:1] == [bos] else []
 
 
-def _chat(tokenizer, prompt: str, system: str, specials: bool) -> list[int]:
+def control_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Ids that stand for no text: ends of turns and of the text, padding, places kept free."""
+    added = tokenizer.added_tokens_decoder.items()
+    return frozenset(tokenizer.all_special_ids) | {i for i, token in added if token.special}
+
+
+def chat_ids(
+    tokenizer: PreTrainedTokenizerBase, turns: Sequence[Turn], *, specials: bool = False
+) -> list[int]:
+    """A conversation in the model's chat template, ready for the assistant's next answer.
+
+    The template is filled with marks, and each turn is put in afterwards, encoded on its own: no
+    text, be it a visitor's or the model's, can open or close a turn. The template's own control
+    tokens stay what they are, and no second begin-of-text token is added.
+
+    specials: let the last turn's text become control tokens
+
+    Raises ExplorerError where there is no template, or one that refuses such turns.
+    """
     if not tokenizer.chat_template:
         raise ExplorerError(
             "This model has no chat template.", "Switch the chat template off for it."
         )
-    # The turn's text is put in afterwards, encoded on its own, so that it cannot open or close
-    # turns; the template's own control tokens stay what they are, and no second begin-of-text
-    # token is added.
-    mark = "\x02\x03"
-    turns = [{"role": "system", "content": system}] if system else []
-    turns.append({"role": "user", "content": mark})
-    template = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    if template.count(mark) != 1:  # a template that rewrites the text: trust it as it is
-        turns[-1]["content"] = prompt
-        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        return tokenizer(text, add_special_tokens=False).input_ids
-    before, after = template.split(mark)
-    return (
-        plain(tokenizer, before, specials=True)
-        + plain(tokenizer, prompt, specials=specials)
-        + plain(tokenizer, after, specials=True)
-    )
+    marked = [{"role": turn.role, "content": f"xturn{i}x"} for i, turn in enumerate(turns)]
+    try:
+        filled = tokenizer.apply_chat_template(marked, tokenize=False, add_generation_prompt=True)
+    except TemplateError as error:
+        raise ExplorerError(
+            f"The model's chat template refuses this: {str(error).rstrip('.')}.",
+            "Switch the chat template off for it.",
+        ) from error
+    pieces = re.split(r"xturn(\d+)x", filled)
+    last = len(turns) - 1
+    if str(last) not in pieces[1::2]:
+        raise ExplorerError(
+            "The model's chat template leaves the message out.",
+            "Switch the chat template off for it.",
+        )
+    ids = plain(tokenizer, pieces[0], specials=True)
+    for index, after in zip(map(int, pieces[1::2]), pieces[2::2], strict=True):
+        ids += ids_of(tokenizer, turns[index], specials=specials and index == last)
+        ids += plain(tokenizer, after, specials=True)
+    return ids
+
+
+def ids_of(
+    tokenizer: PreTrainedTokenizerBase, turn: Turn, *, specials: bool = False
+) -> tuple[int, ...] | list[int]:
+    """A turn's own tokens. specials: let its text become control tokens"""
+    if turn.ids and control_tokens(tokenizer) & set(turn.ids):
+        raise ValueError(f"control tokens in the ids of a turn: {turn.ids}")
+    return turn.ids or plain(tokenizer, turn.text, specials=specials)
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:

@@ -44,10 +44,12 @@ ORDER = [
     "examples",
     "training",
     "evaluation",
+    "conversation",
     "spectra",
     "adapters",
     "lessons",
     "jobs",
+    "zero_gpu",
     "plots",
     "plots_lessons",
     "plots_look",
@@ -62,6 +64,7 @@ ALONE = {"jobs": {"errors"}, "plots": {"errors"}, "data": {"errors"}}
 # Libraries that only these layers may know.
 ONLY = {
     "gradio": {"ui"},
+    "spaces": {"zero_gpu"},
     "plotly": {"plots", "plots_training", "plots_lessons", "plots_look", "plots_tradeoff", "ui"},
     "peft": {"methods", "bench"},
     "gguf": {"conversion"},
