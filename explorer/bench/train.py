@@ -133,6 +133,7 @@ class _Report:
             "batch": args.batch,
             "held_out": args.held_out,
             "template": args.template,
+            "half": args.half,
         }
         if args.json and args.json.exists():
             earlier = json.loads(args.json.read_text())
@@ -191,7 +192,9 @@ def one_run(lm: LoadedModel, dataset: Dataset, cell: Cell, args: argparse.Namesp
     if cell.label != NOTHING:
         method = VARIANTS[cell.label]
         config = method.config(**method.variants[cell.label])
-        fitting = FitConfig(steps=args.steps, learning_rate=cell.rate, batch_size=args.batch)
+        fitting = FitConfig(
+            steps=args.steps, learning_rate=cell.rate, batch_size=args.batch, half=args.half
+        )
         try:
             for step in train(
                 lm,
@@ -405,6 +408,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--rates", nargs="+", type=float, default=[1 / 3, 1.0, 3.0], help="× each method's rate"
     )
+    p.add_argument("--half", action="store_true", help="train with products in bfloat16")
     p.add_argument("--template", default=Wording().template)
     p.add_argument("--speed", action="store_true", help="measure a step against peft's instead")
     p.add_argument("--repeats", type=int, default=10, help="steps of each when measuring speed")
