@@ -13,6 +13,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # A proxy set for the outside must not stand between the page and its own server.
 os.environ.setdefault("NO_PROXY", "localhost,127.0.0.1,0.0.0.0")
 
+if os.environ.get("SPACES_ZERO_GPU"):
+    # It makes torch pretend to have a GPU here, so it comes before everything that imports torch.
+    try:
+        import spaces  # noqa: F401
+    except ImportError:
+        logging.getLogger(__name__).warning("on ZeroGPU, and the package spaces is not here")
+
 from explorer.lm import Dtype, ModelSpec, Quantization
 from explorer.ui.build import build
 from explorer.ui.theme import CSS, theme

@@ -2,14 +2,15 @@
 
 A page may cancel, close or reload at any moment, and Gradio may step a handler on any thread.
 None of this reaches the model, because handlers never touch it: they submit a job and relay what
-it says. A job is a generator `fn(stop)`, stepped by the worker's thread alone, so what is bound to
-a thread (`torch.no_grad`, an RLock) stays with it and is unwound there.
+it says. A job's work is a generator of one argument, stepped by the worker's thread alone, so what
+is bound to a thread (`torch.no_grad`, an RLock) stays with it and is unwound there. It is a value,
+a module's function and what that takes, so that it can be pickled and run in another process:
 
-    def looking(stop):
+    def _looking(spec, prompt, stop):
         lm = models.load(spec, stop.note)      # a line for the status, and the place to stop
         yield look(lm, prompt)
 
-    job = worker.submit(looking, "Look", owner=session_id)
+    job = worker.submit(partial(_looking, spec, prompt), "Look", owner=session_id)
     for report in job.follow():
         if report.fresh:
             draw(report.item)
@@ -17,16 +18,16 @@ a thread (`torch.no_grad`, an RLock) stays with it and is unwound there.
 A *tied* job ends when its last watcher goes away (tab closed, event cancelled). A *detached* one
 (a training run) goes on and can be watched again later: `worker.job(job_id).follow()`.
 
-On ZeroGPU a process is forked for every call and threads do not survive it, so there the thread
-that watches a job also runs it.
+Where the model is in other processes (see `zero_gpu`), a job is only waited for here, each in a
+thread of its own, and which of them runs first is decided elsewhere.
 """
 
 from __future__ import annotations
 
 import atexit
 import collections
+import contextvars
 import logging
-import os
 import threading
 import time
 import traceback
@@ -41,7 +42,6 @@ log = logging.getLogger(__name__)
 
 State = Literal["waiting", "running", "done", "stopped", "failed"]
 
-ON_ZERO_GPU = bool(os.environ.get("SPACES_ZERO_GPU"))
 KEPT = 64  # finished jobs that can still be watched
 
 
@@ -54,7 +54,12 @@ class Stopped(BaseException):
 
 
 class Stop(threading.Event):
-    """What a job is handed: whether it shall end, and a line for whoever waits."""
+    """What a job is handed: whether it shall end, and a line for whoever waits.
+
+    answered: whether the job had a last word to say when it was told to end
+    """
+
+    answered = False
 
     def __init__(self, tell: Callable[[str, float | None], None] = lambda *_: None) -> None:
         super().__init__()
@@ -68,6 +73,8 @@ class Stop(threading.Event):
 
 
 Work = Callable[[Stop], Iterator[Any]]
+# Of a work and the seconds it may take: the work that runs it elsewhere.
+Call = Callable[[Work, float], Work]
 
 
 @dataclass(frozen=True)
@@ -148,8 +155,6 @@ class Job:
         with self._news:
             self._watchers += 1
         try:
-            if self._worker.direct:
-                yield from self._driven(min_interval)
             yield from self._reports(min_interval, heartbeat)
         finally:
             with self._news:
@@ -196,26 +201,16 @@ class Job:
         note, fraction = self._note
         return Report(self.state, self.ahead, self.seconds, note, fraction, self.item, fresh)
 
-    def _driven(self, min_interval: float) -> Iterator[Report]:
-        """Without a thread: run the job here, reporting as it goes."""
-        told = time.monotonic()
-        if self._worker.withdraw(self):
-            for _ in self._run():
-                if time.monotonic() - told >= min_interval:
-                    told = time.monotonic()
-                    yield self._report(fresh=True)
-
-    def _run(self) -> Iterator[None]:
+    def _run(self) -> None:
         """Step the work to its end. Only the thread that owns the model comes here."""
         work, self._work = self._work, None  # what it holds is freed when it ends
         self._began = time.monotonic()
         self._tell("running")
         try:
-            for item in _steps(work, self._stop):
+            for item in steps(work, self._stop):
                 self._keep(item)
-                yield
             self._end("stopped" if self._stop.is_set() else "done")
-        except (Stopped, GeneratorExit):
+        except Stopped:
             self._end("stopped")
         except BaseException as error:  # handed on to whoever watches
             if not isinstance(error, ExplorerError) and not self._watchers:
@@ -251,41 +246,64 @@ class Worker:
     """The queue and the one thread behind it.
 
     limit: jobs that may wait altogether; per_owner: jobs one visitor may have waiting
+    call: where the model is not in this process, how a job gets to it. Then every job has a thread,
+          and those that run count as waiting.
     """
 
-    def __init__(self, limit: int = 24, per_owner: int = 4, direct: bool = ON_ZERO_GPU) -> None:
-        self._limit, self._per_owner, self.direct = limit, per_owner, direct
+    def __init__(self, limit: int = 24, per_owner: int = 4, call: Call | None = None) -> None:
+        self._limit, self._per_owner, self._call = limit, per_owner, call
         self._waiting: collections.deque[Job] = collections.deque()
         self._running: Job | None = None
         self._closed = False
         self._jobs: collections.OrderedDict[str, Job] = collections.OrderedDict()
         self._change = threading.Condition()
-        if not direct:
+        if call is None:
             self._thread = threading.Thread(target=self._serve, daemon=True, name="model")
             self._thread.start()
             atexit.register(self._close)
 
     def submit(
-        self, work: Work, title: str, *, owner: str = "", detached: bool = False, keep: int = 0
+        self,
+        work: Work,
+        title: str,
+        *,
+        owner: str = "",
+        detached: bool = False,
+        keep: int = 0,
+        seconds: float = 0,
     ) -> Job:
-        """Queue a job. keep: how many of its latest items `job.history` holds."""
+        """Queue a job.
+
+        keep: how many of its latest items `job.history` holds
+        seconds: it may take where the model is in other processes; 0: it needs no model
+        """
+        if self._call is not None and seconds:
+            work = self._call(work, seconds)
         job = Job(self, work, title, owner, detached, keep)
         with self._change:
-            mine = sum(other.owner == owner for other in self._waiting)
+            waiting = self._waiting
+            if self._call is not None:
+                waiting = [other for other in self._jobs.values() if not other.over]
+            mine = sum(other.owner == owner for other in waiting)
             if mine >= self._per_owner:
                 raise ExplorerError(
                     f"{mine} of your requests are waiting already.",
                     "Let one finish, or stop it, and try again.",
                 )
-            if len(self._waiting) >= self._limit:
+            if len(waiting) >= self._limit:
                 raise ExplorerError(
-                    f"The model is busy: {len(self._waiting)} requests are waiting.",
+                    f"The model is busy: {len(waiting)} requests are waiting.",
                     "Try again in a minute.",
                 )
-            self._waiting.append(job)
             self._jobs[job.id] = job
             self._forget()
-            self._change.notify_all()
+            if self._call is None:
+                self._waiting.append(job)
+                self._change.notify_all()
+        if self._call is not None:
+            # In the context of the visitor's request, by which ZeroGPU knows whose time it is.
+            run = contextvars.copy_context().run
+            threading.Thread(target=run, args=(job._run,), daemon=True, name=title).start()
         return job
 
     def job(self, job_id: str) -> Job | None:
@@ -336,8 +354,7 @@ class Worker:
                 if self._closed:
                     return
                 job = self._running = self._waiting.popleft()
-            for _ in job._run():
-                pass
+            job._run()
             with self._change:
                 self._running = None
             del job  # or its items would live until the next one comes
@@ -348,28 +365,30 @@ class Worker:
             del self._jobs[key]
 
 
-def _steps(work: Work, stop: Stop) -> Iterator[Any]:
-    """Run a job's generator, and throw `Stopped` into it once stop is set."""
+def steps(work: Work, stop: Stop) -> Iterator[Any]:
+    """A work's items; once stop is set, `Stopped` is thrown into it, and its last word comes."""
     if stop.is_set():
         raise Stopped
-    steps = iter(work(stop))
+    items = iter(work(stop))
     try:
-        for item in steps:
+        for item in items:
             yield item
             if stop.is_set():
-                yield from _last_words(steps)
+                yield from _last_words(items, stop)
                 return
     finally:
-        close = getattr(steps, "close", None)
+        close = getattr(items, "close", None)
         if close is not None:
             close()
 
 
-def _last_words(steps: Iterator[Any]) -> Iterator[Any]:
-    throw = getattr(steps, "throw", None)
+def _last_words(items: Iterator[Any], stop: Stop) -> Iterator[Any]:
+    throw = getattr(items, "throw", None)
     if throw is None:
         return
     try:
-        yield throw(Stopped())
+        word = throw(Stopped())
     except (Stopped, StopIteration):
         return
+    stop.answered = True
+    yield word

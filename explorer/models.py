@@ -12,9 +12,11 @@ import logging
 import os
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import transformers
+from huggingface_hub import snapshot_download
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
@@ -47,6 +49,7 @@ __all__ = [
     "Quantization",
     "current",
     "estimate",
+    "fetch",
     "freeze",
     "load",
     "unload",
@@ -57,7 +60,6 @@ log = logging.getLogger(__name__)
 logging.getLogger("bitsandbytes.autograd._functions").addFilter(
     lambda record: "inputs will be cast" not in record.getMessage()
 )
-
 
 _current: LoadedModel | None = None
 _guard = threading.RLock()
@@ -109,6 +111,27 @@ def load(
         self_test(lm)
         _current = lm
         return lm
+
+
+def fetch(spec: ModelSpec, progress: Progress = silent) -> None:
+    """Bring the model's files to this machine and load nothing. Raises as `load` does."""
+    found = locate(spec, progress)
+    _refuse_unsupported(spec, _config(spec, found.where))
+    if Path(found.where).is_dir():
+        return
+    progress(f"Fetching {found.where}", None)
+    files = ["*.json", "*.safetensors", "*.txt", "*.model"]
+    if spec.trust_remote_code:
+        files.append("*.py")
+    try:
+        snapshot_download(
+            found.where,
+            revision=spec.revision,
+            allow_patterns=files,
+            ignore_patterns=["*/*"],  # in folders lie the same weights in other formats
+        )
+    except (OSError, ValueError) as error:
+        raise _explained(error, spec) from error
 
 
 def _config(spec: ModelSpec, where: str):

@@ -1,5 +1,6 @@
 """The model has one owner, whatever the page does."""
 
+import contextvars
 import threading
 import time
 
@@ -202,14 +203,29 @@ def test_finished_jobs_are_forgotten_after_a_while():
     assert worker.job(first.id) is None
 
 
-def test_without_a_thread_the_watcher_runs_the_job_itself():
-    worker, log = Worker(direct=True), []
-    assert worker.submit(counting(5, log, "a"), "a").result() == 4
-    assert {thread for *_, thread in log} == {threading.current_thread().name}
-    watcher = worker.submit(counting(1000, log, "b"), "b").watch(0)
-    next(watcher)
-    watcher.close()
-    assert len(log) < 10
+def test_where_the_model_is_elsewhere_jobs_do_not_wait_for_one_another():
+    asked, visitor = [], contextvars.ContextVar("visitor", default="nobody")
+
+    def call(work, seconds):
+        def elsewhere(stop):
+            asked.append((seconds, visitor.get()))
+            yield from work(stop)
+
+        return elsewhere
+
+    worker = Worker(limit=3, per_owner=2, call=call)
+    work, go = gated()
+    visitor.set("me")
+    running = [worker.submit(work, "a", owner="me", seconds=3) for _ in range(2)]
+    visitor.set("you")
+    assert worker.submit(counting(3), "b", owner="you", seconds=5).result() == 2
+    with pytest.raises(ExplorerError, match="2 of your requests"):
+        worker.submit(counting(1), "c", owner="me", seconds=3)
+    assert [job.state for job in running] == ["running"] * 2
+    go.set()
+    assert [job.result() for job in running] == ["end"] * 2
+    assert worker.submit(counting(1), "d", owner="me").result() == 0
+    assert sorted(asked) == [(3, "me"), (3, "me"), (5, "you")]  # and "d" needed no model
 
 
 def test_a_job_says_what_it_is_doing_and_may_be_stopped_inside_a_step():

@@ -35,6 +35,16 @@ def _loading(spec: ModelSpec, stop: Stop) -> Iterator[ModelView]:
     yield _view(lm, 0.0 if lm is before else time.monotonic() - began)
 
 
+def fetching(spec: ModelSpec) -> Work:
+    """→ a job that brings the model's files here and yields nothing; it needs no GPU"""
+    return partial(_fetching, spec)
+
+
+def _fetching(spec: ModelSpec, stop: Stop) -> Iterator[None]:
+    models.fetch(spec, stop.note)
+    yield from ()
+
+
 def loaded(spec: ModelSpec) -> ModelView | None:
     """The view of a model that is loaded already; nobody has to wait for it."""
     lm = models.current()

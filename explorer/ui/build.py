@@ -7,6 +7,7 @@ from pathlib import Path
 
 import gradio as gr
 
+from explorer import zero_gpu
 from explorer.jobs import Worker
 from explorer.lm import ModelSpec
 from explorer.session import Sessions
@@ -30,7 +31,7 @@ def build(spec: ModelSpec | None = None, data: Path | None = None) -> gr.Blocks:
     spec = spec or ModelSpec()
     with gr.Blocks(title="Prefix explorer", analytics_enabled=False, fill_width=False) as demo:
         page = Page(
-            worker=Worker(),
+            worker=Worker(call=zero_gpu.elsewhere if zero_gpu.ON_ZERO_GPU else None),
             sessions=Sessions(spec),
             status=gr.HTML(line("idle", "Ready"), render=False, elem_id="status-line"),
             data=data or Path("data"),

@@ -47,6 +47,8 @@ def sentence(error: BaseException) -> str:
     """An error as one or two plain sentences."""
     if isinstance(error, ExplorerError):
         return f"{error} {error.hint}".strip()
+    if isinstance(error, gr.Error):  # ZeroGPU's own: no time left today, no GPU free
+        return str(error.message)
     if isinstance(error, torch.OutOfMemoryError):
         return "The GPU ran out of memory. Try a shorter text or a smaller model."
     if isinstance(error, MemoryError):

@@ -11,17 +11,23 @@ import gradio as gr
 from explorer import models
 from explorer.errors import ExplorerError
 from explorer.lm import Dtype, ModelSpec, Quantization
-from explorer.session.model import ModelView, loaded, loading
+from explorer.session.model import ModelView, fetching, loaded, loading
 from explorer.ui.controls import shown
 from explorer.ui.page import PRIVATE, STREAM, Page, line
+from explorer.zero_gpu import ON_ZERO_GPU
 
 DEVICES = ["auto", "cpu", "cuda", "mps"]
 
 
 def model_bar(page: Page, demo: gr.Blocks) -> None:
-    """On top of every place. The app's own model starts loading before anybody comes."""
+    """On top of every place. The app's own model starts loading before anybody comes.
+
+    On ZeroGPU, where loading is a visitor's own time, its files alone are fetched.
+    """
     start = page.sessions.default
-    page.worker.submit(loading(start), "Loading the model", detached=True)
+    work = fetching(start) if ON_ZERO_GPU else loading(start)
+    page.worker.submit(work, "Loading the model", detached=True)
+    answered: dict[ModelSpec, ModelView] = {}  # what other processes have said of their models
 
     badge = gr.HTML(_waiting(start), elem_id="model-badge")
     with gr.Accordion("Change the model", open=False, elem_id="model-choice") as other:
@@ -72,20 +78,28 @@ def model_bar(page: Page, demo: gr.Blocks) -> None:
         """Load a model and say what answered."""
         session = page.session(request)
         spec = _spec(page, name, quantization, dtype, device)
+        if ON_ZERO_GPU:  # with no GPU waiting
+            job = page.start(session, fetching(spec), "Fetching the model", seconds=0)
+            for status, _ in page.follow(job):
+                yield status, gr.skip()
         job = page.start(session, loading(spec), "Loading the model")
         for status, view in page.follow(job):
             yield status, gr.skip() if view is None else _answered(view)
         if job.item is not None:
+            answered[spec] = job.item
             page.sessions.choose(session.id, spec)
             page.sessions.keep(session.id, job.item)
 
     @shown
     def on_open(request: gr.Request):
         session = page.session(request)
-        here = loaded(session.spec)
+        here = loaded(session.spec) or answered.get(session.spec)
         if here is not None:
             page.sessions.keep(session.id, here)
             yield line("done", "Ready"), _answered(here)
+            return
+        if ON_ZERO_GPU:
+            yield line("idle", "Ready: the model is loaded when it is asked"), gr.skip()
             return
         job = page.start(session, loading(session.spec), "Loading the model")
         for status, view in page.follow(job):
@@ -133,7 +147,7 @@ def _spec(page: Page, name: str, quantization: str, dtype: str, device: str) -> 
 
 
 def _waiting(spec: ModelSpec) -> str:
-    return _card(_title(spec), [("state", "on its way")])
+    return _card(_title(spec), [("state", "loaded when asked" if ON_ZERO_GPU else "on its way")])
 
 
 def _answered(view: ModelView) -> str:

@@ -16,8 +16,8 @@ A place is one file with one function that lays out its tab and wires its events
 
         read.click(on_look, [prompt], [page.status, view], api_name="look", **STREAM)
 
-`looking(spec, prompt)` comes from explorer/session/look.py: it returns the job `fn(stop)`, whose
-first line is `lm = models.load(spec, stop.note)`. The status line is always the first output.
+`looking(spec, prompt)` comes from explorer/session/look.py: it returns the job's work, whose first
+line is `lm = models.load(spec, stop.note)`. The status line is always the first output.
 The Stop button beside the status line ends every job of its visitor; nothing uses `cancels`.
 
 A run that outlives the tab starts with `page.start(..., detached=True)`; its `job.id` finds it
@@ -38,6 +38,7 @@ import gradio as gr
 from explorer.jobs import Job, Report, Work, Worker
 from explorer.session import Session, Sessions
 from explorer.ui.controls import sentence
+from explorer.zero_gpu import CALL
 
 # For events that follow a job. Order and exclusion are the worker's business, so Gradio's own
 # queue lets many in; its progress overlay would hide what is being drawn.
@@ -70,10 +71,23 @@ class Page:
         return self.sessions.get(request.session_hash or "nobody")
 
     def start(
-        self, session: Session, work: Work, title: str, *, detached: bool = False, keep: int = 0
+        self,
+        session: Session,
+        work: Work,
+        title: str,
+        *,
+        detached: bool = False,
+        keep: int = 0,
+        seconds: float = CALL,
     ) -> Job:
-        """Queue work on the model for a visitor. title: what the status line says, "Solving"."""
-        return self.worker.submit(work, title, owner=session.id, detached=detached, keep=keep)
+        """Queue work on the model for a visitor.
+
+        title: what the status line says, "Solving"
+        seconds: that it may take on ZeroGPU; 0 for what needs no model
+        """
+        return self.worker.submit(
+            work, title, owner=session.id, detached=detached, keep=keep, seconds=seconds
+        )
 
     def follow(self, job: Job, min_interval: float = 0.3) -> Iterator[tuple[str, Any]]:
         """The status line and the newest item of a job (None where it is not new), until it ends.
@@ -98,7 +112,8 @@ def status_line(title: str, report: Report) -> str:
     if report.state == "running":
         note = f"{title} · {report.note}" if report.note else title
         return line("running", note, report.seconds, report.fraction)
-    return line(report.state, f"{title}: {report.state}", report.seconds)
+    at = f", {report.note}" if report.state == "stopped" and report.note else ""
+    return line(report.state, f"{title}: {report.state}{at}", report.seconds)
 
 
 def line(state: str, text: str, seconds: float | None = None, fraction: float | None = None) -> str:

@@ -49,6 +49,7 @@ from explorer.ui.train_view import (
     runs_table,
     trial,
 )
+from explorer.zero_gpu import ON_ZERO_GPU, ONE_CALL, RUN, run_seconds
 
 if TYPE_CHECKING:
     from explorer.ui.page import Page
@@ -76,7 +77,8 @@ def train_tab(page: Page) -> None:
     runs = Runs(page.data / "runs")
     alive: dict[str, Job] = {}  # runs of this process, by the run's id
 
-    gr.Markdown(INTRO + (SHARED if page.on_space else ""), elem_classes=["intro"])
+    shared, call = SHARED if page.on_space else "", ONE_CALL if ON_ZERO_GPU else ""
+    gr.Markdown(INTRO + shared + call, elem_classes=["intro"])
     asked = form()
     with gr.Row(elem_classes=["actions"]):
         train = gr.Button("Train", variant="primary", scale=0, min_width=140, elem_id="train-go")
@@ -176,8 +178,10 @@ def train_tab(page: Page) -> None:
                         held = Held(curve.entry.label, adapter=Saved(curve.file))
                         page.sessions.hold(session.id, held)
 
-    def launch(session: Session, run: str, work: Any, split: Any) -> Iterator[list[Any]]:
-        alive[run] = page.start(session, work, "Training", detached=True)
+    def launch(
+        session: Session, run: str, work: Any, seconds: float, split: Any
+    ) -> Iterator[list[Any]]:
+        alive[run] = page.start(session, work, "Training", detached=True, seconds=seconds)
         yield from follow(session, run, alive[run], split)
 
     def start(session: Session, values: dict[str, Any]) -> Iterator[list[Any]]:
@@ -186,7 +190,9 @@ def train_tab(page: Page) -> None:
         split = preview(wanted.data.read(), wanted.data.split())
         run = uuid.uuid4().hex
         wanted = runs.start(run, session.spec, wanted)
-        yield from launch(session, run, training(session.spec, wanted, run, runs), split)
+        work, steps = training(session.spec, wanted, run, runs), _steps(wanted)
+        seconds = run_seconds(steps, wanted.trials * len(wanted.entries))
+        yield from launch(session, run, work, seconds, split)
 
     def on_train(request: gr.Request, *values: Any):
         """Train adapters on labelled rows; the page gets loss, gates and spectrum of every step."""
@@ -260,7 +266,7 @@ def train_tab(page: Page) -> None:
             yield from watch(session, run)
             return
         work = resuming(run, runs, int(further or 0))
-        yield from launch(session, run, work, gr.skip())
+        yield from launch(session, run, work, RUN, gr.skip())
 
     @shown
     def on_delete(run: str, request: gr.Request):
@@ -349,12 +355,17 @@ def _choices() -> list[gr.components.Component]:
 
 
 def _within_limits(page: Page, wanted: Order) -> None:
-    total = wanted.trials * sum(entry.fitting.steps for entry in wanted.entries)
+    total = _steps(wanted)
     if page.on_space and total > LIMIT:
         raise ExplorerError(
             f"This run would take {total} steps; here {LIMIT} are allowed.",
             "Take fewer steps, methods or trials, or run the app on your own machine.",
         )
+
+
+def _steps(wanted: Order) -> int:
+    """Of all methods and trials together."""
+    return wanted.trials * sum(entry.fitting.steps for entry in wanted.entries)
 
 
 def _named(run: str | None) -> str:
