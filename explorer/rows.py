@@ -1,7 +1,9 @@
 """What one query sees: its weight on every key, token by token, in every layer and head.
 
 A row of the attention matrix is as long as the text; the matrix itself is never built. Short texts
-may keep all their rows, so that a page can show any of them without asking the model again.
+may keep all their rows, so that a page can show any of them without asking the model again; of a
+long text a row is computed when it is asked for. Long texts are read in blocks with a cache, and
+never further than the last query that is asked for, so memory grows with the length alone.
 """
 
 from __future__ import annotations
@@ -18,7 +20,48 @@ from explorer.attention import AttentionCall, Output, logits_of, patched
 from explorer.lm import LoadedModel
 from explorer.prefix import Prefix
 from explorer.prefix import scores as slot_scores
+from explorer.shares import BLOCK, Note
 from explorer.text import encode
+
+UNSEEN = -6e4  # additive masks hide a key by a logit of less, in every precision
+
+
+@dataclass(frozen=True)
+class Row:
+    """One query of one head. weights, scores: (p + k,) float32, prefix slots before keys"""
+
+    weights: np.ndarray
+    scores: np.ndarray
+    n_slots: int
+
+    def top(self, n: int = 8) -> list[tuple[int, float]]:
+        """The keys with the largest weights: (position, weight); −1 − j is prefix slot j."""
+        order = np.argsort(-self.weights, kind="stable")[:n]
+        return [
+            (int(i) - self.n_slots if i >= self.n_slots else -1 - int(i), float(self.weights[i]))
+            for i in order
+            if self.weights[i] > 0
+        ]
+
+    def index(self, position: int) -> int:
+        """Where a key stands in the row. position: as in `top`"""
+        return position + self.n_slots if position >= 0 else -1 - position
+
+    def without_sink(self) -> Row:
+        """The same with the first token's weight taken out and the rest scaled to what was left.
+
+        Where the sink takes everything nothing is left: all weights are 0.
+        """
+        weights = self.weights.copy()
+        weights[self.n_slots] = 0
+        left = float(weights.sum())
+        weights = weights / left if left > 1e-6 else 0 * weights
+        return Row(weights, self.scores, self.n_slots)
+
+    @property
+    def entropy(self) -> float:
+        """How spread the attention is, in nats: 0 is one key, ln k all keys alike."""
+        return float(entropy(self.weights))
 
 
 @dataclass(frozen=True)
@@ -28,22 +71,27 @@ class Rows:
     weights: (l, h, q, p + k), each row summing to 1 unless the model has a learned sink
     scores: (l, h, q, p + k) what went into the softmax, s·q·k + β; −inf where nothing is seen
     positions: (q,) of the queries    n_slots: p, the most of any layer
+    layers: the layers along l; empty where they are all there
     """
 
     weights: np.ndarray
     scores: np.ndarray
     positions: tuple[int, ...]
     n_slots: int
+    layers: tuple[int, ...] = ()
+
+    def row(self, layer: int, head: int, position: int) -> Row | None:
+        """The row of one query, or None if it was not kept."""
+        if position not in self.positions or (self.layers and layer not in self.layers):
+            return None
+        at = self.layers.index(layer) if self.layers else layer
+        where = at, head, self.positions.index(position)
+        found = (one[where].astype(np.float32) for one in (self.weights, self.scores))
+        return Row(*found, self.n_slots)
 
     def top(self, layer: int, head: int, row: int = -1, n: int = 8) -> list[tuple[int, float]]:
         """The keys with the largest weights: (position, weight); −1 − j is prefix slot j."""
-        weights = self.weights[layer, head, row].astype(np.float32)
-        order = np.argsort(-weights, kind="stable")[:n]
-        return [
-            (int(i) - self.n_slots if i >= self.n_slots else -1 - int(i), float(weights[i]))
-            for i in order
-            if weights[i] > 0
-        ]
+        return self.row(layer, head, self.positions[row]).top(n)
 
     @property
     def entropy(self) -> np.ndarray:
@@ -68,11 +116,17 @@ def rows(
     chat: bool = False,
     adapter: AbstractContextManager[None] | None = None,
     dtype: torch.dtype = torch.float32,
+    layers: Sequence[int] | None = None,
+    block: int = BLOCK,
+    note: Note | None = None,
 ) -> Rows:
     """Weights and scores of the queries at some positions, on every key.
 
     prompt: text, or ids (1, k)    adapter: an opened-once context under which the text is read
     dtype: what they are kept in; float16 halves the memory and keeps three digits
+    layers: the ones to keep, ascending; all where it is None
+    block: a text that is longer is read in blocks of so many tokens, with a cache
+    note: told after every block of a long text
     """
     ids = encode(lm, prompt, chat=chat) if isinstance(prompt, str) else prompt
     length, geometry = ids.shape[1], lm.geometry
@@ -82,27 +136,39 @@ def rows(
         prefix.check(lm)
         slots = [one.to(lm.device) for one in prefix.layers]
         n_slots = prefix.n_slots
-    shape = (geometry.n_layers, geometry.n_heads, len(positions), n_slots + length)
+    place = {layer: at for at, layer in enumerate(layers or range(geometry.n_layers))}
+    shape = (len(place), geometry.n_heads, len(positions), n_slots + length)
     weights = torch.zeros(shape, dtype=dtype)
     scores = torch.full(shape, -torch.inf, dtype=dtype)
+    first = stop = 0
 
     def watch(call: AttentionCall) -> Output:
-        for row, at in enumerate(positions):
+        asked = [(i, at - first) for i, at in enumerate(positions) if first <= at < stop]
+        for row, at in asked if call.layer in place else ():
             logits = logits_of(call, slice(at, at + 1))[0, :, 0]  # (h, k), or fewer keys
+            # Sliding layers have dropped keys on the left; what is on the right is not seen.
+            left = stop - call.key.shape[2]
             logits = torch.nn.functional.pad(
-                logits, (n_slots, length - logits.shape[-1]), value=-torch.inf
+                logits, (n_slots + left, length - left - logits.shape[-1]), value=-torch.inf
             )
+            logits = logits.masked_fill(logits < UNSEEN, -torch.inf)
             if slots is not None and len(slots[call.layer]):
                 own = slot_scores(call, slots[call.layer], slice(at, at + 1))[0, :, 0]  # (h, p)
                 logits[:, : own.shape[-1]] = own
             total = logits.logsumexp(-1, keepdim=True)
             if call.sink is not None:
                 total = torch.logaddexp(total, call.sink.float()[:, None])
-            weights[call.layer, :, row] = (logits - total).exp().to("cpu", dtype)
-            scores[call.layer, :, row] = logits.to("cpu", dtype)
+            weights[place[call.layer], :, row] = (logits - total).exp().to("cpu", dtype)
+            scores[place[call.layer], :, row] = logits.to("cpu", dtype)
         return call.run()
 
+    start, end = 0 if prefix is None else prefix.span, max(positions, default=-1) + 1
+    cache = lm.new_cache() if end > block else None
     joined = prefix.applied(lm) if prefix is not None else nullcontext()
     with patched(lm, watch), joined, adapter or nullcontext():
-        lm.logits(ids, last=1, start=0 if prefix is None else prefix.span)
-    return Rows(weights.numpy(), scores.numpy(), positions, n_slots)
+        while stop < end:
+            first, stop = stop, min(stop + block, end)
+            lm.logits(ids[:, first:stop], cache=cache, last=1, start=start + first)
+            if note is not None:
+                note(f"read {stop:,} of {end:,} tokens", stop / end)
+    return Rows(weights.numpy(), scores.numpy(), positions, n_slots, tuple(layers or ()))

@@ -36,6 +36,31 @@ def test_rows_with_a_prefix_are_the_eager_weights_over_a_cache(lm):
     assert_close(torch.from_numpy(found.weights), expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("with_prefix", [False, True])
+def test_rows_of_a_long_text_are_read_in_blocks(lm, with_prefix):
+    ids = tiny_ids(1, LONG)
+    prefix = Prefix.of_text(lm, tiny_ids(1, 3, seed=1)) if with_prefix else None
+    at, told = [2, 7, LONG - 2], []
+    whole = rows(lm, ids, at, prefix)
+    parts = rows(lm, ids, at, prefix, block=5, note=lambda *said: told.append(said))
+    assert_close(parts.weights, whole.weights, atol=1e-5, rtol=0)
+    assert np.array_equal(np.isinf(parts.scores), np.isinf(whole.scores))
+    assert told[-1][1] == 1 and len(told) == -(-(LONG - 1) // 5)  # no further than the last query
+    one = rows(lm, ids, [7], prefix, layers=[1], block=5)
+    assert one.weights.shape[0] == 1
+    assert_close(one.row(1, 2, 7).weights, whole.weights[1, 2, 1], atol=1e-5, rtol=0)
+    assert one.row(0, 2, 7) is None and one.row(1, 2, 6) is None
+
+
+@pytest.mark.parametrize("lm", ["llama"], indirect=True)
+def test_a_row_without_the_sink_sums_to_one_again(lm):
+    row = rows(lm, tiny_ids(1, 6), [-1, 0]).row(1, 2, 5)
+    left = row.without_sink()
+    assert left.weights[0] == 0 and left.weights.sum() == pytest.approx(1, abs=1e-5)
+    assert np.allclose(left.weights[1:], row.weights[1:] / (1 - row.weights[0]), atol=1e-5)
+    assert not rows(lm, tiny_ids(1, 6), [0]).row(1, 2, 0).without_sink().weights.any()
+
+
 def test_rows_sum_to_the_shares(lm):
     ids, prefix = tiny_ids(1, LONG), Prefix.of_text(lm, tiny_ids(1, 3, seed=1))
     weights, shares = rows(lm, ids, [-1], prefix).weights[:, :, 0], mass(lm, ids, prefix)
