@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from explorer.attention import AttentionCall, Output, logits_of, patched
 from explorer.lm import LoadedModel
@@ -106,6 +106,73 @@ def entropy(weights: np.ndarray) -> np.ndarray:
     return -(weights * logs).sum(-1)
 
 
+class RowMeter:
+    """A patch that notes what some queries of a text see while it is read, in blocks or at once.
+
+    It reads queries, keys and mask only, so it may stand anywhere among other patches. `taken`
+    holds the rows once the text has been read up to the last query that is asked for.
+    """
+
+    def __init__(
+        self,
+        lm: LoadedModel,
+        length: int,
+        positions: Sequence[int],
+        prefix: Prefix | None = None,
+        *,
+        dtype: torch.dtype = torch.float32,
+        layers: Sequence[int] | None = None,
+    ) -> None:
+        """length: k, of the whole text    positions: ascending or not, in [0, k)"""
+        self._length, self._positions = length, tuple(positions)
+        self._slots, self._n_slots = None, 0
+        if prefix is not None:
+            prefix.check(lm)
+            self._slots = [one.to(lm.device) for one in prefix.layers]
+            self._n_slots = prefix.n_slots
+        self._layers = tuple(layers or ())
+        self._place = {
+            layer: at for at, layer in enumerate(self._layers or range(lm.geometry.n_layers))
+        }
+        keys = self._n_slots + length
+        shape = (len(self._place), lm.geometry.n_heads, len(self._positions), keys)
+        self._weights = torch.zeros(shape, dtype=dtype)
+        self._scores = torch.full(shape, -torch.inf, dtype=dtype)
+        self._stop = 0
+
+    @property
+    def taken(self) -> Rows:
+        arrays = self._weights.numpy(), self._scores.numpy()
+        return Rows(*arrays, self._positions, self._n_slots, self._layers)
+
+    def __call__(self, call: AttentionCall) -> Output:
+        if call.layer == 0:
+            self._stop += call.query.shape[2]
+        first = self._stop - call.query.shape[2]
+        if call.layer in self._place:
+            for row, at in enumerate(self._positions):
+                if first <= at < self._stop:
+                    self._note(call, row, at - first)
+        return call.run()
+
+    def _note(self, call: AttentionCall, row: int, at: int) -> None:
+        logits = logits_of(call, slice(at, at + 1))[0, :, 0]  # (h, k), or fewer keys
+        # Sliding layers have dropped keys on the left; what is on the right is not seen.
+        left = self._stop - call.key.shape[2]
+        right = self._length - left - logits.shape[-1]
+        logits = nn.functional.pad(logits, (self._n_slots + left, right), value=-torch.inf)
+        logits = logits.masked_fill(logits < UNSEEN, -torch.inf)
+        if self._slots is not None and len(self._slots[call.layer]):
+            own = slot_scores(call, self._slots[call.layer], slice(at, at + 1))[0, :, 0]  # (h, p)
+            logits[:, : own.shape[-1]] = own
+        total = logits.logsumexp(-1, keepdim=True)
+        if call.sink is not None:
+            total = torch.logaddexp(total, call.sink.float()[:, None])
+        layer, dtype = self._place[call.layer], self._weights.dtype
+        self._weights[layer, :, row] = (logits - total).exp().to("cpu", dtype)
+        self._scores[layer, :, row] = logits.to("cpu", dtype)
+
+
 @torch.no_grad()
 def rows(
     lm: LoadedModel,
@@ -129,46 +196,17 @@ def rows(
     note: told after every block of a long text
     """
     ids = encode(lm, prompt, chat=chat) if isinstance(prompt, str) else prompt
-    length, geometry = ids.shape[1], lm.geometry
+    length = ids.shape[1]
     positions = tuple(range(length)[at] for at in positions)
-    slots, n_slots = None, 0
-    if prefix is not None:
-        prefix.check(lm)
-        slots = [one.to(lm.device) for one in prefix.layers]
-        n_slots = prefix.n_slots
-    place = {layer: at for at, layer in enumerate(layers or range(geometry.n_layers))}
-    shape = (len(place), geometry.n_heads, len(positions), n_slots + length)
-    weights = torch.zeros(shape, dtype=dtype)
-    scores = torch.full(shape, -torch.inf, dtype=dtype)
-    first = stop = 0
-
-    def watch(call: AttentionCall) -> Output:
-        asked = [(i, at - first) for i, at in enumerate(positions) if first <= at < stop]
-        for row, at in asked if call.layer in place else ():
-            logits = logits_of(call, slice(at, at + 1))[0, :, 0]  # (h, k), or fewer keys
-            # Sliding layers have dropped keys on the left; what is on the right is not seen.
-            left = stop - call.key.shape[2]
-            logits = torch.nn.functional.pad(
-                logits, (n_slots + left, length - left - logits.shape[-1]), value=-torch.inf
-            )
-            logits = logits.masked_fill(logits < UNSEEN, -torch.inf)
-            if slots is not None and len(slots[call.layer]):
-                own = slot_scores(call, slots[call.layer], slice(at, at + 1))[0, :, 0]  # (h, p)
-                logits[:, : own.shape[-1]] = own
-            total = logits.logsumexp(-1, keepdim=True)
-            if call.sink is not None:
-                total = torch.logaddexp(total, call.sink.float()[:, None])
-            weights[place[call.layer], :, row] = (logits - total).exp().to("cpu", dtype)
-            scores[place[call.layer], :, row] = logits.to("cpu", dtype)
-        return call.run()
-
+    meter = RowMeter(lm, length, positions, prefix, dtype=dtype, layers=layers)
     start, end = 0 if prefix is None else prefix.span, max(positions, default=-1) + 1
     cache = lm.new_cache() if end > block else None
     joined = prefix.applied(lm) if prefix is not None else nullcontext()
-    with patched(lm, watch), joined, adapter or nullcontext():
+    stop = 0
+    with patched(lm, meter), joined, adapter or nullcontext():
         while stop < end:
             first, stop = stop, min(stop + block, end)
             lm.logits(ids[:, first:stop], cache=cache, last=1, start=start + first)
             if note is not None:
                 note(f"read {stop:,} of {end:,} tokens", stop / end)
-    return Rows(weights.numpy(), scores.numpy(), positions, n_slots, tuple(layers or ()))
+    return meter.taken

@@ -8,9 +8,10 @@ import torch
 from torch.testing import assert_close
 
 from explorer import heads
+from explorer.attention import patched
 from explorer.errors import ExplorerError
 from explorer.prefix import Prefix
-from explorer.rows import rows
+from explorer.rows import RowMeter, rows
 from explorer.shares import mass
 from tests.test_attention import LONG
 from tests.test_shares import eager_weights
@@ -50,6 +51,15 @@ def test_rows_of_a_long_text_are_read_in_blocks(lm, with_prefix):
     assert one.weights.shape[0] == 1
     assert_close(one.row(1, 2, 7).weights, whole.weights[1, 2, 1], atol=1e-5, rtol=0)
     assert one.row(0, 2, 7) is None and one.row(1, 2, 6) is None
+
+
+def test_rows_can_be_noted_while_shares_are_measured(lm):
+    ids, prefix = tiny_ids(1, LONG), Prefix.of_text(lm, tiny_ids(1, 3, seed=1))
+    meter = RowMeter(lm, LONG, [4, LONG - 1], prefix)
+    mass(lm, ids, prefix, adapter=patched(lm, meter))
+    alone = rows(lm, ids, [4, LONG - 1], prefix)
+    assert_close(meter.taken.weights, alone.weights, atol=1e-6, rtol=0)
+    assert meter.taken.positions == alone.positions
 
 
 @pytest.mark.parametrize("lm", ["llama"], indirect=True)
