@@ -204,6 +204,7 @@ class LastQuery:
 
     It costs little beside a decoding step, so that shares can be watched while a model writes.
     taken: one (l, n) for each pass, mean over heads, along `groups`
+    latest: (l, h, n) of the newest pass, head by head
     """
 
     def __init__(
@@ -212,19 +213,24 @@ class LastQuery:
         length: int,
         groups: Mapping[str, Sequence[int]],
         prefix: Prefix | None = None,
+        n_new: int = 0,
     ) -> None:
-        """length: of the prompt; everything after it is generated"""
-        names, member = _membership(length, length, groups)
+        """length: of the prompt; everything after it is generated
+
+        n_new: tokens that may be written, if groups name some of them
+        """
+        names, member = _membership(length + n_new, length, groups)
         self.groups = ("prefix", *names)
         self.taken: list[np.ndarray] = []
-        self._n_layers = lm.geometry.n_layers
+        self.latest = np.zeros((lm.geometry.n_layers, lm.geometry.n_heads, len(self.groups)), "f4")
         self._member = member
         self._slots = [s.to(lm.device) for s in prefix.layers] if prefix is not None else None
         self._seen = 0
 
     def begin(self) -> None:
         """A pass begins."""
-        self.taken.append(np.zeros((self._n_layers, len(self.groups)), np.float32))
+        self.taken.append(np.zeros((len(self.latest), len(self.groups)), np.float32))
+        self.latest = np.zeros_like(self.latest)
 
     def __call__(self, call: AttentionCall) -> Output:
         if call.layer == 0:
@@ -240,12 +246,13 @@ class LastQuery:
             total = torch.logaddexp(total, call.sink.float()[:, None])
         text = logits.new_zeros(len(logits), len(self.groups) - 1)
         text = text.index_add(1, member, (logits - total).exp())
-        row = self.taken[-1][call.layer]
+        heads = self.latest[call.layer]
         if self._slots is not None and len(self._slots[call.layer]):
             query = call.query[:, :, last:]
             loud = attend(replace(call, query=query), self._slots[call.layer])[1][0, :, 0]
             alpha = torch.sigmoid(loud - total[:, 0])
-            row[0] = float(alpha.mean())
+            heads[:, 0] = alpha.cpu().numpy()
             text = (1 - alpha)[:, None] * text
-        row[1:] = text.mean(0).cpu().numpy()
+        heads[:, 1:] = text.cpu().numpy()
+        self.taken[-1][call.layer] = heads.mean(0)
         return call.run()

@@ -186,7 +186,8 @@ def test_as_many_groups_as_a_head_has_room_for(lm):
 def test_live_shares_are_those_of_the_text_read_at_once(lm, with_prefix):
     ids, n_new = tiny_ids(1, 6), 2 * WINDOW
     prefix = Prefix.of_text(lm, tiny_ids(1, 3, seed=1)) if with_prefix else None
-    meter = LastQuery(lm, 6, {"object": [2, 3]}, prefix)
+    groups = {"object": [2, 3], "written": [7]}
+    meter = LastQuery(lm, 6, groups, prefix, n_new)
 
     @contextmanager
     def applied():
@@ -197,7 +198,8 @@ def test_live_shares_are_those_of_the_text_read_at_once(lm, with_prefix):
     start = prefix.span if prefix else 0
     new = [step.id for step in stream(lm, ids, n_new, applied=applied, start=start)]
     whole = torch.cat([ids, torch.tensor([new[:-1]])], 1)
-    read = mass(lm, whole, prefix, generated=n_new - 1, groups={"object": [2, 3]})
+    read = mass(lm, whole, prefix, generated=n_new - 1, groups=groups)
     assert meter.groups == read.groups
     expected = read.shares[:, :, 5:].mean(1).transpose(1, 0, 2)
     assert_close(np.stack(meter.taken), expected, atol=1e-5, rtol=0)
+    assert_close(meter.latest, read.shares[:, :, -1], atol=1e-5, rtol=0)
