@@ -57,7 +57,8 @@ def build(spec: ModelSpec | None = None, data: Path | None = None) -> gr.Blocks:
 
         demo.unload(leave)
         demo.load(arrive, None, places, queue=False, **PRIVATE)
-    return demo.queue(default_concurrency_limit=32)
+    # The worker says who waits; on ZeroGPU Gradio would turn away the second event of a page.
+    return demo.queue(default_concurrency_limit=32, max_size=256)
 
 
 def _status_bar(page: Page) -> None:

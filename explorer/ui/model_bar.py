@@ -82,6 +82,8 @@ def model_bar(page: Page, demo: gr.Blocks) -> None:
             job = page.start(session, fetching(spec), "Fetching the model", seconds=0)
             for status, _ in page.follow(job):
                 yield status, gr.skip()
+            if job.state != "done":
+                return
         job = page.start(session, loading(spec), "Loading the model")
         for status, view in page.follow(job):
             yield status, gr.skip() if view is None else _answered(view)
