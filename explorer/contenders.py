@@ -1,28 +1,40 @@
-"""What is put in front of a text to see what becomes of it: one prefix, three ways.
+"""What is put in front of a text to see what becomes of it: one prefix, several ways.
 
 In the softmax it competes with the text; behind a gate it has a softmax of its own; poured into a
-memory by Eq. 5 of "PrefixMemory-Tuning" (arXiv 2506.13674) it has none. All have the form
-a·o_X + b, and so do trained adapters.
+memory by Eq. 5 of "PrefixMemory-Tuning" (arXiv 2506.13674) it has none; a solved prefix is in the
+softmax, but was made to win there. All have the form a·o_X + b, and so do trained adapters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from explorer.attention import AttentionCall, Output, log_sum_exp, patched
+from explorer.generate import greedy
 from explorer.lm import LoadedModel
 from explorer.methods import Part, Parts
+from explorer.methods.attention_matching import Solved, solve
 from explorer.methods.prefix_memory import PrefixMemory, PrefixMemoryConfig
+from explorer.positions import rotary_layers
 from explorer.prefix import Prefix, attend
+from explorer.replay import placed
 from explorer.text import encode
+from explorer.trajectory import record
 
 SLOTS = (1, 2, 4, 8, 16, 32)
-OPENING = 0.5  # |tanh g| of the gate in `three_ways`
+MAIN = 8  # slots of what is followed along all lengths
+OPENING = 0.5  # |tanh g| of the gates
+FOUR = (
+    "prefix-tuning, before training",
+    "solved prefix",
+    f"zero-gate, open by {OPENING}",
+    "PMT, M₀ of Eq. 5",
+)
 
 ORDER = (
     "You sort messages for a library. Read the message below with care, and answer with one word "
@@ -111,44 +123,137 @@ class BehindGate:
         return torch.tensor([[self.opening]])
 
 
+@dataclass(frozen=True)
+class Placed:
+    """A solved prefix, placed anew for every length of the text, as it is when somebody is asked.
+
+    As a contender of its own it stands where it was solved for.
+    """
+
+    solved: Solved
+
+    span = 0
+
+    def at(self, lm: LoadedModel, length: int) -> tuple[InSoftmax, int] | None:
+        """The prefix for a text of this length, and the position the text starts at.
+
+        None where positions are learned and it was solved for shorter texts: it cannot be moved.
+        """
+        if length > self.solved.first_position + 1 and not rotary_layers(lm):
+            return None
+        prefix, start = placed(lm, self.solved, length)
+        return InSoftmax(prefix), start
+
+    def parts(self, lm: LoadedModel) -> Parts:
+        return InSoftmax(self.solved.prefix).parts(lm)
+
+    def gates(self) -> None:
+        return None
+
+
 def prefixes(lm: LoadedModel, slots: Sequence[int] = SLOTS) -> dict[str, InSoftmax]:
     """Prefixes of the first 1, 2, 4, … tokens of an instruction, as the cache holds them."""
-    ids = order(lm, max(slots))
     return {
-        f"{n} slot{'' if n == 1 else 's'}": InSoftmax(Prefix.of_text(lm, ids[:, :n])) for n in slots
+        f"{n} slot{'' if n == 1 else 's'}": InSoftmax(prefix)
+        for n, prefix in _instruction(lm, slots).items()
     }
 
 
-def three_ways(lm: LoadedModel, slots: int = 8) -> dict[str, Contender]:
+def three_ways(lm: LoadedModel, slots: int = MAIN) -> dict[str, Contender]:
     """One prefix three ways: in the softmax, behind a gate, and poured into a memory by Eq. 5.
 
     The paper leaves the memory's scale to training; here every head's is set so that it adds as
     much as the gate does, on one short text.
     """
-    prefix = Prefix.of_text(lm, order(lm, slots))
+    prefix = _instruction(lm, [slots])[slots]
     gated = BehindGate(prefix, OPENING)
-    memory = PrefixMemory(lm.geometry, PrefixMemoryConfig()).to(lm.device)
-    memory.start_from(prefix)
-    as_loud(lm, memory, gated)
+    memory = _poured(lm, prefix)
+    _scale(memory, as_loud(lm, memory, gated))
     return {"one softmax": InSoftmax(prefix), "gate": gated, "memory": memory}
 
 
+def four_kinds(
+    lm: LoadedModel, slots: Sequence[int] = SLOTS, longest: int = 2048
+) -> dict[str, dict[int, Contender]]:
+    """The four kinds that FOUR names, each by its number of slots; none of them is trained.
+
+    - prefix-tuning starts from what the first tokens of an instruction leave in the cache
+    - the solved prefix is attention matching's, for what the model says after these tokens
+    - behind the gates are the slots of prefix-tuning, and so they are in the memories; these are
+      scaled as in `three_ways`, by what is right for the size next to MAIN, so that more slots
+      weigh more
+
+    longest: text that the solved prefix is to be placed before
+    """
+    fronts = _instruction(lm, slots)
+    gated = {n: BehindGate(prefix, OPENING) for n, prefix in fronts.items()}
+    memories = {n: _poured(lm, prefix) for n, prefix in fronts.items()}
+    main = nearest(fronts, MAIN)
+    scale = as_loud(lm, memories[main], gated[main])
+    for memory in memories.values():
+        _scale(memory, scale)
+    tuned = {n: InSoftmax(prefix) for n, prefix in fronts.items()}
+    return dict(zip(FOUR, (tuned, _solved(lm, slots, longest), gated, memories), strict=True))
+
+
+def nearest(sizes: Mapping[int, object], wanted: int) -> int:
+    """The number of slots next to the wanted one."""
+    return min(sizes, key=lambda n: abs(n - wanted))
+
+
+def _instruction(lm: LoadedModel, slots: Sequence[int]) -> dict[int, Prefix]:
+    """What the first tokens of an instruction leave in the cache: one reading for all sizes."""
+    whole = Prefix.of_text(lm, order(lm, max(slots)))
+    return {
+        n: Prefix(
+            tuple(replace(s, key=s.key[:, :n], value=s.value[:, :n]) for s in whole.layers), span=n
+        )
+        for n in slots
+    }
+
+
 @torch.no_grad()
-def as_loud(lm: LoadedModel, memory: PrefixMemory, other: Contender, length: int = 64) -> None:
-    """Scale each head's memory to the mean norm of what `other` adds, on plain sentences."""
+def _solved(lm: LoadedModel, slots: Sequence[int], longest: int) -> dict[int, Placed]:
+    """Solved prefixes of about these sizes: one slot for every query head that shares a key/value
+    head, and every token that shall be said."""
+    group = lm.geometry.n_heads // lm.geometry.n_kv_heads
+    tokens = sorted({max(1, round(n / group)) for n in slots})
+    source = order(lm, max(slots))
+    said = greedy(lm, source, tokens[-1])[0].tolist()
+    start = 0
+    if not rotary_layers(lm):  # slots of a model with learned positions cannot be moved
+        start = max(0, min(longest, lm.geometry.context - tokens[-1]) - source.shape[1])
+    solved = (solve(lm, record(lm, source, said[:n], start)) for n in tokens)
+    return {one.prefix.n_slots: Placed(one) for one in solved}
+
+
+def _poured(lm: LoadedModel, prefix: Prefix) -> PrefixMemory:
+    memory = PrefixMemory(lm.geometry, PrefixMemoryConfig()).to(lm.device)
+    memory.start_from(prefix)
+    return memory
+
+
+@torch.no_grad()
+def _scale(memory: PrefixMemory, factor: Tensor) -> None:
+    memory.memory *= factor[..., None, None].to(memory.memory)
+
+
+@torch.no_grad()
+def as_loud(lm: LoadedModel, memory: PrefixMemory, other: Contender, length: int = 64) -> Tensor:
+    """By what each head's memory is to be scaled so that it adds as much as `other`, in the mean
+    norm over plain sentences. → (l, h)"""
     ids = sentences(lm, min(length, lm.geometry.context), seed=100)
     ours, theirs = memory.parts(lm), other.parts(lm)
-    factor: dict[int, Tensor] = {}
+    factor = torch.ones(lm.geometry.n_layers, lm.geometry.n_heads)
 
     def watch(call: AttentionCall) -> Output:
         own, aim = (parts(call)[1].norm(dim=-1).mean((0, 2)) for parts in (ours, theirs))  # (h,)
-        factor[call.layer] = aim / own.clamp(min=1e-12)
+        factor[call.layer] = (aim / own.clamp(min=1e-12)).cpu()
         return call.run()
 
     with patched(lm, watch):
         lm.logits(ids, last=1)
-    for layer, scale in factor.items():
-        memory.memory[layer] *= scale[:, None, None].to(memory.memory)
+    return factor
 
 
 def order(lm: LoadedModel, n: int) -> Tensor:

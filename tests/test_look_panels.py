@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ from gradio_client.exceptions import AppError
 
 from app import LAUNCH
 from explorer import heads, models, plots, plots_look
+from explorer.contenders import FOUR
 from explorer.errors import ExplorerError
+from explorer.forcing import force
 from explorer.lm import ModelSpec
 from explorer.methods import methods
 from explorer.plots_tradeoff import tradeoff_chart
@@ -140,14 +143,67 @@ def test_a_trained_prefix_is_seen_as_a_prefix_and_a_gate_as_a_gate(spec):
 
 
 def test_curves_are_drawn_as_measured(spec):
-    views = run(comparing(spec, KINDS[1], {}, longest=64, prompts=1))
+    views = run(comparing(spec, KINDS[0], {}, longest=64, prompts=2))
     assert isinstance(views[0], CurvesView)
     found = views[-1].found
-    shares, ratios = (tradeoff_chart(found, measure) for measure in ("share", "ratio"))
-    assert [trace.name for trace in shares.data] == ["one softmax"]
-    assert len(ratios.data) == 3
-    for trace in ratios.data:
-        assert np.allclose(trace.y, found.curve(trace.name).band("ratio")[0])
+    assert found.complete
+    for measure, told in (("share", FOUR[:2]), ("part", FOUR)):
+        figure = tradeoff_chart(found, measure)
+        lines = {trace.name: trace for trace in figure.data if trace.name}
+        assert tuple(lines) == told
+        for name, trace in lines.items():
+            mean, low, high = found.curve(name).band(measure)
+            assert list(trace.x) == list(found.lengths)
+            assert np.allclose(trace.y, mean)
+            assert np.allclose(trace.customdata, np.stack([low, high], -1))
+    assert FOUR[2] in tradeoff_chart(found, "share").layout.annotations[0].text
+
+
+def test_curves_are_drawn_against_the_number_of_slots(spec):
+    found = run(comparing(spec, KINDS[0], {}, longest=64, prompts=1))[-1].found
+    for measure, told in (("share", FOUR[:2]), ("part", FOUR)):
+        figure = tradeoff_chart(found, measure, "slots")
+        lines = {trace.name: trace for trace in figure.data if trace.name}
+        assert tuple(lines) == told
+        for kind, trace in lines.items():
+            for n, value in zip(trace.x, trace.y, strict=True):
+                one = next(c for c in found.curves if (c.kind, c.slots) == (kind, n))
+                assert value == pytest.approx(one.band(measure)[0][-1])
+        assert "64 tokens" in figure.layout.xaxis.title.text
+    alone = run(comparing(spec, KINDS[2], {}, longest=64, prompts=1))[-1].found
+    assert "several numbers of slots" in tradeoff_chart(alone, "share", "slots").layout.meta["alt"]
+
+
+def test_a_figure_of_curves_only_grows_while_it_is_measured(spec):
+    views = run(comparing(spec, KINDS[0], {}, longest=64, prompts=2))
+    for along in ("length", "slots"):
+        sizes = [
+            [len(trace.x) for trace in tradeoff_chart(view.found, "part", along).data]
+            for view in views
+        ]
+        for before, after in pairwise(sizes):
+            assert len(after) >= len(before)
+            assert all(a >= b for a, b in zip(after, before, strict=False))
+
+
+def test_what_was_made_has_its_curves(spec):
+    lm = models.load(spec)
+    made = methods("train")
+    tuned = made["prefix-tuning"].build(lm, made["prefix-tuning"].config(slots=3), 0)
+    lora = made["lora"].build(lm, made["lora"].config(), 0)
+    forced = force(lm, target="the cat", prompt="a dog")
+    held = {
+        "tuned": Held("tuned", adapter=tuned),
+        "lora": Held("lora", adapter=lora),
+        "solved": Held("solved", solved=forced.solved),
+    }
+    found = run(comparing(spec, KINDS[2], held, longest=64, prompts=1))[-1].found
+    assert [curve.name for curve in found.curves] == [
+        "8 slots of an instruction",
+        "tuned",
+        "solved",
+    ]
+    assert found.curve("solved").line()[0, -1] > 0.9
 
 
 @pytest.fixture(scope="module")

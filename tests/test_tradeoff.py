@@ -7,12 +7,21 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from explorer import trade_off
+from explorer import trade_off, tradeoff
 from explorer.attention import patched
-from explorer.contenders import OPENING, BehindGate, InSoftmax, prefixes, three_ways
+from explorer.contenders import (
+    FOUR,
+    OPENING,
+    BehindGate,
+    InSoftmax,
+    four_kinds,
+    prefixes,
+    three_ways,
+)
 from explorer.errors import ExplorerError
 from explorer.methods import methods
-from explorer.prefix import Prefix
+from explorer.prefix import Prefix, share
+from explorer.replay import placed
 from explorer.rows import rows
 from explorer.shares import mass
 from explorer.tradeoff import WINDOW, measured
@@ -116,3 +125,65 @@ def test_on_smollm2_text_drowns_a_prefix_and_a_prefix_drowns_text(smollm2):
     short, long = curves.curve("16 slots").line()[0]
     assert short > long + 0.1
     assert short > curves.curve("1 slot").line()[0, 0]
+
+
+def test_four_kinds_are_compared_along_lengths_and_by_slots(lm):
+    families = four_kinds(lm, (1, 2, 8), longest=16)
+    assert tuple(families) == FOUR
+    steps = list(measured(lm, [tiny_ids(1, 16)], families, lengths=(4, 9, 16), main=8))
+    last = steps[-1]
+    assert [step.done for step in steps] == sorted(step.done for step in steps)
+    followed = [curve for curve in last.curves if not curve.brief]
+    assert [curve.name for curve in followed] == list(FOUR)
+    for curve in last.curves:
+        inside = curve.kind in FOUR[:2]
+        assert np.isfinite(curve.share).all() == inside
+        assert np.isfinite(curve.ratio).all()
+        part, ratio = curve.line("part"), curve.line("ratio")
+        assert np.allclose(part, ratio / (1 + ratio)) and (part <= 1).all()
+    sizes = {kind: [c.slots for c in last.curves if c.kind == kind] for kind in FOUR}
+    assert sizes[FOUR[0]] == sizes[FOUR[2]] == sizes[FOUR[3]] == [1, 2, 8]
+    assert len(sizes[FOUR[1]]) > 1
+
+
+def test_only_what_is_followed_is_read_on_long_texts(lm, monkeypatch):
+    monkeypatch.setattr(tradeoff, "FIRST", 9)
+    families = {"prefix": {one.prefix.n_slots: one for one in prefixes(lm, (1, 3)).values()}}
+    found = trade_off(lm, [tiny_ids(1, 16)], families, lengths=(4, 9, 16), main=3)
+    brief = found.curve("prefix, 1 slot")
+    assert np.isfinite(brief.share[:, :2]).all() and np.isnan(brief.share[:, 2]).all()
+    assert np.isfinite(found.curve("prefix").share).all()
+    plain = trade_off(lm, [tiny_ids(1, 16)], prefixes(lm, (1, 3)), lengths=(4, 9, 16))
+    assert np.allclose(plain.curve("1 slot").share[:, :2], brief.share[:, :2], atol=1e-5)
+    assert np.allclose(plain.curve("3 slots").share, found.curve("prefix").share, atol=1e-5)
+
+
+def test_a_solved_prefix_is_measured_where_it_is_put_when_somebody_asks(lm):
+    ids = tiny_ids(1, 16)
+    (_, one), *_ = four_kinds(lm, (4,), longest=16)["solved prefix"].items()
+    curve = trade_off(lm, [ids], {"it": one}, lengths=(5, 16)).curve("it")
+    for index, n in enumerate((5, 16)):
+        prefix, start = placed(lm, one.solved, n)
+        shares = []
+
+        def keep(call, prefix=prefix, shares=shares):
+            shares.append(share(call, prefix.layers[call.layer])[0, :, -WINDOW:].mean(-1))
+            return call.run()
+
+        with torch.no_grad(), patched(lm, keep), prefix.applied(lm):
+            lm.logits(ids[:, :n], start=start)
+        assert np.allclose(curve.share[0, index], torch.stack(shares), atol=1e-5)
+
+
+def test_a_memory_that_reads_queries_before_rotation_has_its_curve(lm):
+    method = methods("train")["prefix-memory"]
+    memory = method.build(lm, method.config(query="before rotary", start="the cat sat"))
+    curve = trade_off(lm, [tiny_ids(1, 9)], {"it": memory}, lengths=(4, 9)).curve("it")
+    assert (curve.ratio > 0).all()
+
+
+@pytest.mark.parametrize("lm", ["llama"], indirect=True)
+def test_what_adds_nothing_to_attention_is_refused(lm):
+    method = methods("train")["lora"]
+    with pytest.raises(ExplorerError, match="LoRA"):
+        trade_off(lm, [tiny_ids(1, 9)], {"it": method.build(lm, method.config())}, lengths=(4,))

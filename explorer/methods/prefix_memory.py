@@ -135,11 +135,11 @@ class PrefixMemory(nn.Module):
 
     @contextmanager
     def applied(self, lm: LoadedModel) -> Iterator[None]:
-        with self._reading(lm), patched(lm, patch_of(self.parts(lm))):
+        with self.reading(lm), patched(lm, patch_of(self.parts(lm))):
             yield
 
     @contextmanager
-    def _reading(self, lm: LoadedModel) -> Iterator[None]:
+    def reading(self, lm: LoadedModel) -> Iterator[None]:
         """For the length of a block, rotation can be taken off where that is wanted."""
         if self.config.query == "after rotary":
             yield
@@ -195,7 +195,7 @@ class PrefixMemory(nn.Module):
             layers[call.layer] = Slots(key[0].float(), call.value[0].float())
             return call.run()
 
-        with self._reading(lm), patched(lm, keep):
+        with self.reading(lm), patched(lm, keep):
             lm.logits(ids, last=1)
         return Prefix(tuple(layers[layer] for layer in sorted(layers)), span=ids.shape[1])
 

@@ -8,14 +8,14 @@ from functools import partial
 from typing import Literal, get_args
 
 from explorer import models
-from explorer.contenders import Contender, prefixes, three_ways
+from explorer.contenders import MAIN, Placed, four_kinds, prefixes
 from explorer.jobs import Stop, Work
 from explorer.lm import LoadedModel, ModelSpec
 from explorer.session import Held
 from explorer.session.look import opened
-from explorer.tradeoff import LENGTHS, TradeOff, measured
+from explorer.tradeoff import LENGTHS, Family, TradeOff, measured
 
-Asked = Literal["prefixes of 1 to 32 slots", "one prefix three ways", "what I made"]
+Asked = Literal["prefix-tuning, solved, zero-gate, PMT", "a prefix of 1 to 32 slots", "what I made"]
 KINDS: tuple[Asked, ...] = get_args(Asked)
 
 
@@ -46,23 +46,33 @@ def _comparing(
     spec: ModelSpec, asked: Asked, held: Mapping[str, Held], longest: int, prompts: int, stop: Stop
 ) -> Iterator[CurvesView]:
     lm = models.load(spec, stop.note)
+    stop.note("making what is put in front")
     lengths = [n for n in LENGTHS if n <= longest]
-    contenders = _contenders(lm, asked, held)
-    total = len(contenders) * (prompts + 1)
-    for step, found in enumerate(measured(lm, prompts, contenders, lengths=lengths), start=1):
-        stop.note(f"curves, {step} of about {total} readings", min(1.0, step / total))
+    families = _families(lm, asked, held, longest)
+    for found in measured(lm, prompts, families, lengths=lengths, main=_main(asked)):
+        stop.note("reading", found.done)
         yield CurvesView(spec, found)
 
 
-def _contenders(lm: LoadedModel, asked: Asked, held: Mapping[str, Held]) -> Mapping[str, Contender]:
+def _main(asked: Asked) -> int | None:
+    """Of the four kinds one number of slots is followed along all lengths."""
+    return MAIN if asked == KINDS[0] else None
+
+
+def _families(
+    lm: LoadedModel, asked: Asked, held: Mapping[str, Held], longest: int
+) -> Mapping[str, Family]:
     if asked == KINDS[0]:
-        return prefixes(lm)
-    ways = three_ways(lm)
+        return four_kinds(lm, longest=longest)
     if asked == KINDS[1]:
-        return ways
-    found: dict[str, Contender] = {"8 slots of an instruction": ways["one softmax"]}
+        return {"instruction": {one.prefix.n_slots: one for one in prefixes(lm).values()}}
+    (plain,) = prefixes(lm, [MAIN]).values()
+    found: dict[str, Family] = {f"{MAIN} slots of an instruction": plain}
     for name, one in held.items():
-        front = opened(lm, one, 64)
+        if one.solved is not None:
+            found[name] = Placed(one.solved)
+            continue
+        front = opened(lm, one, longest)
         if front.prefix is not None:
             found[name] = front.prefix
         elif front.adapter is not None and front.adapter.parts(lm) is not None:

@@ -20,35 +20,48 @@ if TYPE_CHECKING:
     from explorer.ui.page import Page
 
 NOTE = """
-<p class="hint">Left: a share exists only inside one softmax (α: “PrefixMemory-Tuning”, arXiv
-2506.13674, Eq. 3), mean over heads. Right: for every method, how large the added part is against
-the rest, median over heads. The two are never mixed. Bars: range over texts. The first slot of a
-prefix that a text left behind takes the place of the sink, and most of α is its.</p>
+<p class="hint">Left: α, the share of attention; it exists only inside one softmax
+(“PrefixMemory-Tuning”, arXiv 2506.13674, Eq. 3); mean over heads. Right: how large what is added
+is against the rest, for every method; median over heads. The two are never mixed. Bands: range over
+texts. None of the four is trained: prefix-tuning as it starts, from the first tokens of an
+instruction; the same slots behind a gate that is open by half, and poured into PMT's memory by
+Eq. 5, scaled to be as loud as the gate at 8 slots; the solved prefix makes the model say what it
+says after that instruction, and is placed anew before every length. Train methods in the place
+Train and they are compared under “what I made”. The first slot of a prefix that a text left behind
+takes the place of the sink, and most of α is its.</p>
 """
+ALONG = [("tokens of text", "length"), ("number of slots", "slots")]
 
 
 def curves_panel(page: Page) -> None:
-    with gr.Accordion("Curves: prefix against length of text", open=False):
+    with gr.Accordion("Curves: prefix against length of text and number of slots", open=False):
         gr.HTML(NOTE)
         with gr.Row(elem_classes=["actions"]):
             asked = gr.Dropdown(list(KINDS), value=KINDS[0], label="Compare", min_width=200)
             longest = gr.Dropdown(
                 list(LENGTHS[4:]), value=512, label="Longest text (tokens)", min_width=140
             )
-            prompts = gr.Slider(1, 5, 1, step=1, label="Texts", min_width=140)
+            prompts = gr.Slider(1, 5, 2, step=1, label="Texts", min_width=140)
             draw = gr.Button("Draw", scale=0, min_width=120, elem_id="curves-go")
-        measure = gr.Radio(
-            [("whole prefix α", "share"), ("without its first slot", "behind")],
-            value="share",
-            label="Share of",
-        )
         with gr.Row():
-            shares = LivePlot(height=340, empty="Shares, once drawn.", elem_id="curves-share")
-            ratios = LivePlot(height=340, empty="What is added.", elem_id="curves-ratio")
+            along = gr.Radio(
+                ALONG, value="length", label="Against", elem_id="curves-along", min_width=240
+            )
+            measure = gr.Radio(
+                [("whole prefix α", "share"), ("without its first slot", "behind")],
+                value="share",
+                label="Share of",
+                min_width=240,
+            )
+        with gr.Row():
+            shares = LivePlot(height=380, empty="Shares, once drawn.", elem_id="curves-share")
+            parts = LivePlot(height=380, empty="What is added.", elem_id="curves-part")
         csv = gr.DownloadButton("CSV", size="sm", scale=0, min_width=90)
 
     @shown
-    def on_draw(asked: str, longest: int, prompts: int, measure: str, request: gr.Request):
+    def on_draw(
+        asked: str, longest: int, prompts: int, measure: str, along: str, request: gr.Request
+    ):
         """Measure the trade-off on the loaded model."""
         session = page.session(request)
         work = comparing(
@@ -56,14 +69,14 @@ def curves_panel(page: Page) -> None:
         )
         job = page.start(session, work, "Curves")
         for status, view in page.follow(job):
-            yield [status, *([gr.skip()] * 2 if view is None else _drawn(view, measure))]
+            yield [status, *([gr.skip()] * 2 if view is None else _drawn(view, measure, along))]
         if job.item is not None:
             page.sessions.keep(session.id, job.item)
 
     @shown
-    def on_measure(measure: str, request: gr.Request):
+    def on_choice(measure: str, along: str, request: gr.Request):
         view = page.session(request).last(CurvesView)
-        return [gr.skip()] * 2 if view is None else _drawn(view, measure)
+        return [gr.skip()] * 2 if view is None else _drawn(view, measure, along)
 
     @shown
     def on_csv(request: gr.Request):
@@ -74,19 +87,21 @@ def curves_panel(page: Page) -> None:
         view.found.to_frame().to_csv(path, index=False)
         return str(path)
 
+    figures = [shares, parts]
     draw.click(
         on_draw,
-        [asked, longest, prompts, measure],
-        [page.status, shares, ratios],
+        [asked, longest, prompts, measure, along],
+        [page.status, *figures],
         api_name="curves",
         **STREAM,
     )
-    measure.input(on_measure, measure, [shares, ratios], queue=False, **PRIVATE)
+    chosen = [measure.input, along.input]
+    gr.on(chosen, on_choice, [measure, along], figures, queue=False, **PRIVATE)
     csv.click(on_csv, None, csv, queue=False, **PRIVATE)
 
 
-def _drawn(view: CurvesView, measure: str) -> list:
+def _drawn(view: CurvesView, measure: str, along: str) -> list:
     return [
-        plots_tradeoff.tradeoff_chart(view.found, measure),
-        plots_tradeoff.tradeoff_chart(view.found, "ratio"),
+        plots_tradeoff.tradeoff_chart(view.found, measure, along),
+        plots_tradeoff.tradeoff_chart(view.found, "part", along),
     ]
