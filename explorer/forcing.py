@@ -97,7 +97,17 @@ class ForcedPrefix:
             for name in ("key", "value", "bias")
             if (tensor := getattr(slots, name)) is not None
         }
-        kept = {**asdict(self), "solved": {**asdict(self.solved), "prefix": None}}
+        found = self.solved.found
+        if found is not None:
+            for layer, (output, loudness) in enumerate(
+                zip(found.output, found.loudness, strict=True)
+            ):
+                tensors[f"{layer}.output"] = output.contiguous()
+                tensors[f"{layer}.loudness"] = loudness.contiguous()
+            tensors["gap"] = found.gap
+            found = replace(found, output=(), loudness=(), gap=None)
+        bare = replace(self, solved=replace(self.solved, prefix=None, found=found))
+        kept = asdict(bare)
         card = {"format": FORMAT, "card": json.dumps(kept, ensure_ascii=False)}
         return tensorfile.write(path, tensors, card)
 
@@ -296,6 +306,17 @@ def _target(lm: LoadedModel, request: Request, source: Tensor) -> tuple[int, ...
     return target
 
 
+def _found_in(tensors: dict[str, Tensor], card: dict | None) -> Trajectory | None:
+    if card is None:
+        return None
+    listed = {name: tuple(value) for name, value in card.items() if isinstance(value, list)}
+    layers = {
+        name: tuple(tensors[f"{layer}.{name}"] for layer in range(len(card["scaling"])))
+        for name in ("output", "loudness")
+    }
+    return Trajectory(**{**card, **listed, **layers, "gap": tensors["gap"]})
+
+
 def open_forced(path: str | Path, lm: LoadedModel) -> ForcedPrefix:
     """A forced prefix out of a file, for the model it was solved for.
 
@@ -318,10 +339,17 @@ def open_forced(path: str | Path, lm: LoadedModel) -> ForcedPrefix:
                 tensors.get(f"{layer}.bias"),
                 capped=False,
             )
-            for layer in range(len({name.split(".")[0] for name in tensors}))
+            for layer in range(sum(name.endswith(".key") for name in tensors))
         )
-        bare = {name: tuple(card["solved"][name]) for name in ("scale", "sizes")}
-        solved = Solved(**{**card["solved"], **bare, "prefix": Prefix(layers)})
+        solved = Solved(
+            **{
+                **card["solved"],
+                **{name: tuple(card["solved"][name]) for name in ("scale", "sizes")},
+                "prefix": Prefix(layers),
+                "how": Matching(**card["solved"]["how"]),
+                "found": _found_in(tensors, card["solved"]["found"]),
+            }
+        )
         asked = Request(**{**card["request"], "others": tuple(card["request"]["others"])})
         target = tuple(card["target"])
         proof = Proof(**{**card["proof"], "said": tuple(card["proof"]["said"])})

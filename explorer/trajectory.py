@@ -254,6 +254,17 @@ def repair(lm: LoadedModel, found: Trajectory, how: Repair) -> Iterator[Trajecto
     )
 
 
+def elsewhere(lm: LoadedModel, found: Trajectory, shift: int) -> Trajectory:
+    """The same steps with the same answers, asked `shift` positions later (or, below 0, earlier).
+
+    Queries and gaps are those the model forms there, bit for bit; only rotary embedding can tell
+    the positions apart, so the target is still said.
+    """
+    there = replace(found, position=tuple(one + shift for one in found.position))
+    query, gap = _Tail(lm, there, 0).replay(found.output)
+    return replace(there, query=query, gap=gap)
+
+
 class _Moments:
     """Adam's moments, row by row: a row that leads already does not move any more."""
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from explorer.forcing import force
+from explorer.forcing import Request, force, open_forced, prompt_ids
 from explorer.lm import ModelSpec
 from explorer.models import load
+from explorer.replay import Replay, replay
 from explorer.shares import mass
 from tests.tiny import tiny_checkpoint, tiny_ids
 
@@ -47,3 +48,24 @@ def test_real_weights_at_low_precision_are_forced(name, form, target):
     forced = force(lm, target=target, prompt="Who are you?")
     assert forced.proof.forced
     assert forced.text == target != forced.plain_text
+
+
+@pytest.mark.parametrize(("name", "n"), [("smollm2-135m", 16), ("gemma3-270m", 6)])
+def test_in_half_precision_one_prefix_serves_prompts_of_every_length(name, n, tmp_path):
+    """There a query is rounded differently at every position: rotated keys alone would miss it."""
+    lm = load(ModelSpec(name, device="cpu", **FORMS["bfloat16"]))
+    prompts = ("What is the capital of France?", "Who are you?", "The weather in November is a")
+    # Ids with nothing in common, so that no step is helped by what the model would say anyway.
+    target = [1000 + 773 * i % 40000 for i in range(n)]
+    forced = force(lm, target=target, prompt=prompts[0], others=prompts[1:])
+    assert forced.proof.forced
+    again = open_forced(forced.save(tmp_path / "one.safetensors"), lm)
+    lengths = set()
+    for one in (forced, again):
+        for prompt in prompts:
+            ids = prompt_ids(lm, Request(prompt))
+            lengths.add(ids.shape[1])
+            seen = Replay(one.target)
+            assert len(list(replay(lm, one.solved, ids, seen))) == len(target)
+            assert seen.first_miss is None, (prompt, seen.first_miss)
+    assert len(lengths) > 1

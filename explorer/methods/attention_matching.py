@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -36,7 +36,7 @@ from explorer.lm import LoadedModel
 from explorer.methods import Method
 from explorer.positions import Rotation, rotation, rotations
 from explorer.prefix import Prefix, Slots
-from explorer.trajectory import Trajectory
+from explorer.trajectory import Trajectory, elsewhere
 
 Keys = Literal["kernel", "whitened", "aligned"]
 
@@ -69,6 +69,7 @@ class Solved:
     residual: largest error of S·V against O, relative to the largest entry of O
     scale: smallest and largest c of any head (kernel, whitened), 0 for aligned
     seconds: of the solve alone    model, sizes: the model's name, its layers, heads and head size
+    how: the options    found: in half precision what was solved for, its queries left out
     """
 
     prefix: Prefix
@@ -79,11 +80,22 @@ class Solved:
     seconds: float
     model: str = ""
     sizes: tuple[int, ...] = ()
+    how: Matching = field(default_factory=Matching)
+    found: Trajectory | None = None
 
     def at(self, lm: LoadedModel, length: int) -> Prefix:
-        """The prefix for a prompt of `length` tokens: keys rotated, everything else shared."""
+        """The prefix for a prompt of `length` tokens: keys rotated, everything else shared.
+
+        Half precision rounds a query differently at every position, by more than what tells one
+        step from the next. There the steps are asked again where the prompt ends, which is one
+        pass over as many tokens as the target has, and their slots are solved anew.
+        """
         shift = length - 1 - self.first_position
-        return self.prefix if shift == 0 else moved(self.prefix, rotation(lm, shift))
+        if shift == 0:
+            return self.prefix
+        if self.found is not None:
+            return solve(lm, elsewhere(lm, self.found, shift), self.how).prefix
+        return moved(self.prefix, rotation(lm, shift))
 
 
 def moved(prefix: Prefix, turn: Rotation) -> Prefix:
@@ -135,6 +147,8 @@ def solve(lm: LoadedModel, found: Trajectory, how: Matching | None = None) -> So
         time.perf_counter() - began,
         lm.spec.name,
         lm.geometry.sizes,
+        how,
+        None if lm.dtype == torch.float32 else replace(found, query=()),
     )
 
 
