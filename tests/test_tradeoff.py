@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from explorer import trade_off, tradeoff
+from explorer import trade_off, tradeoff, train
 from explorer.attention import patched
 from explorer.contenders import (
     FOUR,
@@ -18,13 +18,18 @@ from explorer.contenders import (
     prefixes,
     three_ways,
 )
+from explorer.data import read, split
 from explorer.errors import ExplorerError
 from explorer.methods import methods
+from explorer.methods.prefix_memory import PrefixMemoryConfig
+from explorer.methods.prefix_tuning import PrefixTuningConfig
+from explorer.methods.zero_gate import ZeroGateConfig
 from explorer.prefix import Prefix, share
 from explorer.replay import placed
 from explorer.rows import rows
 from explorer.shares import mass
 from explorer.tradeoff import WINDOW, measured
+from explorer.training import FitConfig
 from tests.tiny import tiny_ids
 
 LENGTHS = (4, 9, 16)
@@ -187,3 +192,65 @@ def test_what_adds_nothing_to_attention_is_refused(lm):
     method = methods("train")["lora"]
     with pytest.raises(ExplorerError, match="LoRA"):
         trade_off(lm, [tiny_ids(1, 9)], {"it": method.build(lm, method.config())}, lengths=(4,))
+
+
+GROWING = (16, 32, 64, 128, 256)
+TAUGHT = {
+    "prefix-tuning": ("prefix-tuning", PrefixTuningConfig(start="text"), 1e-2),
+    "memory": ("prefix-memory", PrefixMemoryConfig(), 1.5e-4),
+    "memory, no positions": ("prefix-memory", PrefixMemoryConfig(query="before rotary"), 1.5e-4),
+    "zero-gate": ("zero-gate", ZeroGateConfig(), 5e-2),
+}
+
+
+@pytest.fixture(scope="module")
+def taught(smollm2):
+    """Curves of adapters that six steps have taught to name the kind of a request."""
+    rows = split(read("requests"), shots=1, held_out=4, seed=0)
+    made = {}
+    for name, (method, config, rate) in TAUGHT.items():
+        fitting = FitConfig(steps=6, learning_rate=rate, batch_size=6, warmup=0.0)
+        first, *_, last = train(smollm2, rows, method=method, config=config, fitting=fitting)
+        assert last.loss < first.loss / 3
+        made[name] = last.adapter
+    return made, trade_off(smollm2, 2, made, lengths=GROWING)
+
+
+def left(curve, measure: str) -> float:
+    """What a text of 256 tokens leaves of what one of 16 had."""
+    line = curve.line(measure).mean(0)
+    return line[-1] / line[0]
+
+
+def test_the_share_of_a_trained_prefix_falls_with_the_text(taught):
+    curve = taught[1].curve("prefix-tuning")
+    assert (np.diff(curve.line().mean(0)) < 0).all()  # at every doubling
+    assert left(curve, "share") < 0.65  # measured: 0.55
+    assert left(curve, "ratio") < 0.45  # measured: 0.30
+
+
+def test_nothing_trained_beside_the_softmax_has_a_share_to_lose(taught):
+    for name in TAUGHT:
+        if name != "prefix-tuning":
+            curve = taught[1].curve(name)
+            assert np.isnan(curve.share).all()
+            assert left(curve, "ratio") > left(taught[1].curve("prefix-tuning"), "ratio") + 0.2
+
+
+def test_an_opened_gate_is_as_open_for_a_long_text(taught):
+    adapters, curves = taught
+    gates = adapters["zero-gate"].gates()
+    assert float(gates.nan_to_num().abs().max()) > 0.1  # they have opened
+    assert curves.curve("zero-gate").gate == pytest.approx(float(gates.abs().nanmean()))
+    assert left(curves.curve("zero-gate"), "ratio") > 0.7  # measured: 0.84
+
+
+def test_what_a_memory_adds_hangs_on_the_query_and_not_on_the_text(taught):
+    """Queries turn with their position: a memory taught at the first 30 answers later ones less.
+
+    Asked without that turning it adds nearly as much to 256 tokens as to 16, so it is not the text
+    that takes anything away.
+    """
+    curves = taught[1]
+    assert left(curves.curve("memory"), "ratio") > 0.5  # measured: 0.57
+    assert left(curves.curve("memory, no positions"), "ratio") > 0.75  # measured: 0.86
