@@ -18,14 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 
 from explorer.errors import ExplorerError
 from explorer.examples import Wording
-from explorer.generate import Sampling, stop_tokens, stream
+from explorer.generate import Sampling, Step, stop_tokens, stream
 from explorer.lm import LoadedModel
 from explorer.methods import Adapter
 from explorer.prefix import Prefix
@@ -67,7 +67,7 @@ def chat(
     sampling: Sampling | None = None,
     limit: int | None = None,
 ) -> Iterator[Answer]:
-    """Answer a message, yielding after every token; the model is itself at every yield.
+    """Answer a message. → an Answer after every token; the model is itself in between
 
     turns: what was said before. Turns that were not answered by this model will do as well:
     Turn("user", "…"), Turn("assistant", "…"); a system turn may come first
@@ -92,6 +92,23 @@ def chat(
             f"The message has {len(ids):,} tokens; {max(0, room - 1):,} are the most here.",
             "Shorten it, or choose a model with a longer context.",
         )
+    steps = stream(
+        lm,
+        torch.tensor([ids]),
+        n_new,
+        applied=nullcontext if adapter is None else lambda: adapter.applied(lm),
+        sampling=sampling,
+        stop_ids=tuple(control_tokens(lm.tokenizer) | set(stop_tokens(lm))),
+        start=span,
+    )
+    begun = Answer((*asked, Turn("assistant", "")), len(ids), n_dropped)
+    return _answers(lm, begun, steps, "full" if n_new == room - len(ids) else "cut")
+
+
+def _answers(
+    lm: LoadedModel, begun: Answer, steps: Iterator[Step], at_length: Ending
+) -> Iterator[Answer]:
+    """The answer token by token, and once more when it is known how it ended."""
     ends = control_tokens(lm.tokenizer) | set(stop_tokens(lm))
     said: list[int] = []
 
@@ -99,24 +116,16 @@ def chat(
         text = decode(lm.tokenizer, said)
         if not ended:  # a character of several tokens is not there yet
             text = text.rstrip("\ufffd")
-        return Answer((*asked, Turn("assistant", text, tuple(said))), len(ids), n_dropped, ended)
+        turns = (*begun.turns[:-1], Turn("assistant", text, tuple(said)))
+        return replace(begun, turns=turns, ended=ended)
 
-    steps = stream(
-        lm,
-        torch.tensor([ids]),
-        n_new,
-        applied=nullcontext if adapter is None else lambda: adapter.applied(lm),
-        sampling=sampling,
-        stop_ids=tuple(ends),
-        start=span,
-    )
     for step in steps:
         if step.id in ends:
             yield answer("said")
             return
         said.append(step.id)
         yield answer("")
-    yield answer("full" if len(ids) + len(said) >= room else "cut")
+    yield answer(at_length)
 
 
 def fitted(

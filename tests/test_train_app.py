@@ -121,11 +121,9 @@ def test_the_files_say_what_they_are_and_do_the_same_again(trained, client, spec
     data = split(read(rows), shots=3, held_out=6, seed=5)
     found = evaluate(lm, data.held_out, adapter, classes=data.classes, wording=Wording("{text} :"))
     options = dict(source="my own file", file=handle_file(rows), shots=3, held_out=6, seed=5)
-    said = client.predict(
-        adapters=[handle_file(path)], prompt="the cat", **options, api_name="/try_adapter"
-    )[1]
+    said = client.predict(adapters=[handle_file(path)], **options, api_name="/try_adapter")[1]
     assert f"Zero-gate, linear</th><td>{found.accuracy:.0%}</td>" in said
-    assert said.count("<code>") == 2 and "without</th>" in said
+    assert "without</th>" in said and "zero-gate" in said and "trained for" in said
 
 
 def test_the_split_is_shown_before_the_run(client, rows):

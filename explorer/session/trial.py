@@ -1,18 +1,18 @@
-"""Trying adapters out of files: what they say of themselves, and what they do side by side."""
+"""Adapters out of files: what they say of themselves, and how they answer the same rows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from explorer import adapters, models
-from explorer.evaluation import answered, evaluate
+from explorer.evaluation import evaluate
 from explorer.examples import Wording
 from explorer.jobs import Stop, Work
 from explorer.lm import LoadedModel, ModelSpec
 from explorer.methods import Adapter
+from explorer.session.chat import label_of
 from explorer.session.order import DataChoice, Score
 
 
@@ -21,63 +21,51 @@ class Tried:
     """One adapter, or the model without any.
 
     label: how it is called    card: what its file says, None without an adapter
-    notes: what is not as it was when it was trained    answer: to the prompt    score: on rows
+    notes: what is not as it was when it was trained    score: on rows
     """
 
     label: str
     card: adapters.Card | None = None
     notes: tuple[str, ...] = ()
-    answer: str = ""
     score: Score | None = None
 
 
 @dataclass(frozen=True)
 class TrialView:
-    """What several adapters do with the same prompt and rows; the first is the model alone."""
+    """Several adapters and how they answer the same rows; the first is the model alone."""
 
-    prompt: str
     tried: tuple[Tried, ...]
 
 
-def trying(
-    spec: ModelSpec, paths: Sequence[str], *, prompt: str = "", data: DataChoice | None = None
-) -> Work:
+def trying(spec: ModelSpec, paths: Sequence[str], data: DataChoice | None = None) -> Work:
     """→ a job that opens adapters and yields a TrialView whenever more is known of them
 
-    data: rows to answer    prompt: a text to answer; both in the words an adapter was trained with,
-    and the model alone in those of the first
+    data: rows to answer, in the words an adapter was trained with, and by the model alone in those
+    of the first
     """
-    return partial(_trying, spec, paths, prompt, data)
+    return partial(_trying, spec, tuple(paths), data)
 
 
 def _trying(
-    spec: ModelSpec, paths: Sequence[str], prompt: str, data: DataChoice | None, stop: Stop
+    spec: ModelSpec, paths: tuple[str, ...], data: DataChoice | None, stop: Stop
 ) -> Iterator[TrialView]:
     lm = models.load(spec, stop.note)
     stop.note("Opening the adapters")
     opened = [adapters.load(path, lm) for path in paths]
     known = [
-        Tried(card.training.get("label", Path(path).stem), card, adapters.differences(card, lm))
+        Tried(label_of(card, path), card, adapters.differences(card, lm))
         for path, (_, card) in zip(paths, opened, strict=True)
     ]
-    first = _wording(known[0])
-    subjects: list[tuple[Tried, Adapter | None, Wording]] = [
-        (Tried("without"), None, first),
-        *((one, adapter, _wording(one)) for one, (adapter, _) in zip(known, opened, strict=True)),
-    ]
-    done = [tried for tried, _, _ in subjects]
-    for index, (tried, adapter, wording) in enumerate(subjects):
-        stop.note(f"Asking: {tried.label}")
-        if prompt.strip():
-            said = answered(lm, [prompt], adapter, wording=wording)[0]
-            done[index] = replace(tried, answer=said)
-    yield TrialView(prompt, tuple(done))
+    done = [Tried("without"), *known]
+    yield TrialView(tuple(done))
     if data is None:
         return
-    for index, (_, adapter, wording) in enumerate(subjects):
+    subjects = [None, *(adapter for adapter, _ in opened)]
+    wordings = [_wording(one) for one in (known[0], *known)]
+    for index, (adapter, wording) in enumerate(zip(subjects, wordings, strict=True)):
         score = _score(lm, adapter, wording, data, stop, done[index].label)
         done[index] = replace(done[index], score=score)
-        yield TrialView(prompt, tuple(done))
+        yield TrialView(tuple(done))
 
 
 def _wording(tried: Tried) -> Wording:

@@ -18,7 +18,6 @@ from explorer.session import Held, Session
 from explorer.session.order import Order, TrainView
 from explorer.session.runs import Runs
 from explorer.session.train import resuming, training
-from explorer.session.trial import trying
 from explorer.ui.controls import shown
 from explorer.ui.live_plot import LivePlot
 from explorer.ui.page import PRIVATE, STREAM, line
@@ -47,8 +46,8 @@ from explorer.ui.train_view import (
     preview,
     result,
     runs_table,
-    trial,
 )
+from explorer.ui.try_panel import try_panel
 from explorer.zero_gpu import ON_ZERO_GPU, ONE_CALL, RUN, run_seconds
 
 if TYPE_CHECKING:
@@ -127,26 +126,7 @@ def train_tab(page: Page) -> None:
             show = gr.Button("Show it", scale=0, min_width=120)
             resume = gr.Button("Go on with it", scale=0, min_width=140, elem_id="train-resume")
             delete = gr.Button("Delete it", scale=0, min_width=120)
-    with gr.Accordion("Try adapters, or open some you have", open=False):
-        with gr.Row():
-            file = gr.File(
-                label="Adapters' files; empty: those trained here last",
-                file_types=[".safetensors"],
-                file_count="multiple",
-                height=110,
-                min_width=260,
-                elem_id="train-open",
-            )
-            prompt = gr.Textbox(
-                "Is it going to be sunny at the lake?",
-                label="A text to answer",
-                lines=2,
-                min_width=260,
-            )
-        with gr.Row(elem_classes=["actions"]):
-            attempt = gr.Button("Try it", scale=0, min_width=140, elem_id="train-try")
-            measure = gr.Checkbox(True, label="And test it on the held-out rows", min_width=200)
-        trial_card = gr.HTML(NOTHING, elem_id="train-trial")
+    try_panel(page, asked)
     gr.HTML(SOURCE)
 
     figures = [loss, heads, spectrum]
@@ -284,30 +264,6 @@ def train_tab(page: Page) -> None:
         view = session.last(TrainView)
         return [gr.skip()] * len(figures) if view is None else list(charts(view, choice))
 
-    @shown
-    def on_try(
-        request: gr.Request,
-        adapters: list[str] | None = None,
-        prompt: str = "",
-        measure: bool = True,
-        source: str = "",
-        file: str | None = None,
-        kind: str = "classes",
-        shots: int = 4,
-        held_out: int = HELD_OUT,
-        seed: int = 0,
-    ):
-        """Open adapters: what they say of themselves, answers without and with each, accuracy."""
-        session = page.session(request)
-        paths = list(adapters or _latest(session))
-        values = dict(zip(DATA, (source, file, kind, shots, held_out, seed), strict=True))
-        choice = data_choice(values) if measure else None
-        work = trying(session.spec, paths, prompt=prompt or "", data=choice)
-        for status, view in page.follow(page.start(session, work, "Trying adapters")):
-            yield status, gr.skip() if view is None else trial(view)
-        for path in adapters or ():
-            page.sessions.hold(session.id, Held(Path(path).stem, adapter=Saved(path)))
-
     train.click(shown(with_parameters(on_train)), asked.inputs, outputs, api_name="train", **STREAM)
     for button, name in zip(races, RACES, strict=True):
         event = {**STREAM, "api_visibility": "private"}
@@ -324,8 +280,6 @@ def train_tab(page: Page) -> None:
     resume.click(on_resume, [which, further], outputs, api_name="run_resume", **STREAM)
     delete.click(on_delete, which, [table, which], api_name="run_delete", **public)
     gr.on([one.input for one in choices], on_choice, choices, figures, **PRIVATE)
-    tried = [file, prompt, measure, *asked.data]
-    attempt.click(on_try, tried, [page.status, trial_card], api_name="try_adapter", **STREAM)
 
 
 def _choices() -> list[gr.components.Component]:
@@ -372,12 +326,3 @@ def _named(run: str | None) -> str:
     if not run:
         raise ExplorerError("No run is chosen.", "Choose one from the list.")
     return run
-
-
-def _latest(session: Session) -> list[str]:
-    """The files of the adapters this visitor trained last."""
-    view = session.last(TrainView)
-    saved = [curve.file for curve in view.curves if curve.file] if view else []
-    if not saved:
-        raise ExplorerError("There is no adapter yet.", "Train one, or choose a file.")
-    return saved

@@ -238,12 +238,7 @@ def runs_table(lines: Sequence[RunLine], now: float) -> str:
 
 
 def trial(view: TrialView) -> str:
-    """What adapters' files say about themselves, and what they do beside the model alone."""
-    answers = "".join(
-        f"<div><p class='hint'>{html.escape(one.label)}</p>"
-        f"<code>{html.escape(one.answer).replace(chr(10), '↵') or '–'}</code></div>"
-        for one in view.tried
-    )
+    """What adapters' files say of themselves, and their answers beside those of the model alone."""
     rows = "".join(
         f"<tr><th scope='row'>{html.escape(one.label)}</th><td>{_accuracy([one.score])}</td>"
         f"<td>{_accuracy([one.score], 'exact')}</td><td>{one.score.loss:.3f}</td></tr>"
@@ -255,8 +250,7 @@ def trial(view: TrialView) -> str:
         f"</tr></thead><tbody>{rows}</tbody></table>"
     )
     cards = "".join(_card(one) for one in view.tried if one.card is not None)
-    said = f"<div class='split'>{answers}</div>" if view.prompt.strip() else ""
-    return f"{said}<div class='numbers' tabindex='0'>{table if rows else ''}</div>{cards}"
+    return f"<div class='numbers' tabindex='0'>{table if rows else ''}</div>{cards}"
 
 
 def _card(tried: Tried) -> str:
