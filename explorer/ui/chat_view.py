@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from typing import Any
 
 import gradio as gr
@@ -12,6 +13,16 @@ from explorer.session.chat import MOST, ChatView, Column
 BOXES = MOST + 1
 ALONE = "without"
 EMPTY = "The model alone answers here, and beside it every adapter."
+# A box that scrolls has to be reached by keyboard, and to say whose it is; Gradio's does neither.
+REACHED = """
+const reach = () => document.querySelectorAll('.chat [role=log]').forEach((log) => {
+  log.tabIndex = 0;
+  log.ariaLabel = `Chat: ${log.closest('.chat').querySelector('label').textContent.trim()}`;
+});
+new MutationObserver(reach).observe(
+  document.querySelector('.chats'), {childList: true, subtree: true, characterData: true});
+reach();
+"""
 ENDINGS = {
     "": "goes on",
     "said": "the model ended it",
@@ -27,9 +38,10 @@ def boxes() -> list[gr.Chatbot]:
             label=ALONE if index == 0 else f"adapter {index}",
             visible=index == 0,
             height=320,
-            min_width=270,
-            # Text as it is: a model's <b> or # is something it said, not a form of the page.
+            min_width=240,
+            # Text as it is: a model's # or $$ is something it said, not a form of the page.
             render_markdown=False,
+            latex_delimiters=[],
             buttons=["copy_all"],
             feedback_options=None,
             placeholder=EMPTY,
@@ -51,13 +63,20 @@ def drawn(view: ChatView) -> list[gr.Chatbot]:
 
 def messages(column: Column) -> list[dict[str, Any]]:
     """A column's turns as Gradio's messages."""
-    blank = "…" if column.answer is None or not column.answer.ended else "∅"
-    said = [{"role": turn.role, "content": turn.text.strip()} for turn in column.turns]
-    for message in said[:-1]:
-        message["content"] = message["content"] or "∅"
-    if said:
-        said[-1]["content"] = said[-1]["content"] or blank
-    return said
+    texts = [_shown(turn.text) if turn.text.strip() else "∅" for turn in column.turns]
+    if texts[-1:] == ["∅"] and not (column.answer and column.answer.ended):
+        texts[-1] = "…"
+    # As a part of type text: a plain string would lose the indentation of its lines.
+    return [
+        {"role": turn.role, "content": [{"type": "text", "text": text}]}
+        for turn, text in zip(column.turns, texts, strict=True)
+    ]
+
+
+def _shown(text: str) -> str:
+    """A text as a box shows it: what would become a tag or a character is written out."""
+    text = re.sub(r"&(?=#?\w+;)", "&amp;", text.strip("\n").removeprefix(" "))
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", text)
 
 
 def notes(view: ChatView, *, over: bool) -> str:

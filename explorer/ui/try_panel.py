@@ -15,7 +15,7 @@ from explorer.session import Held, Session
 from explorer.session.chat import MOST, ChatView, talking
 from explorer.session.order import TrainView
 from explorer.session.trial import trying
-from explorer.ui.chat_view import boxes, drawn, notes
+from explorer.ui.chat_view import REACHED, boxes, drawn, notes
 from explorer.ui.controls import shown
 from explorer.ui.page import PRIVATE, STREAM
 from explorer.ui.train_form import DATA, HELD_OUT, Form, data_choice
@@ -70,12 +70,12 @@ def try_panel(page: Page, asked: Form) -> None:
                 elem_id="chat-message",
             )
             send = gr.Button("Send", variant="primary", scale=0, min_width=120, elem_id="chat-send")
-            clear = gr.Button("Start over", scale=0, min_width=120, elem_id="chat-clear")
-        how = gr.HTML(elem_id="chat-notes")
+            clear = gr.Button("Start over", scale=0, min_width=150, elem_id="chat-clear")
+        how = gr.HTML(elem_id="chat-notes", js_on_load=REACHED)
         settings = _settings()
         gr.HTML("<p class='hint'>Their files, and how they answer the rows held out above:</p>")
         with gr.Row(elem_classes=["actions"]):
-            attempt = gr.Button("Read and test", scale=0, min_width=140, elem_id="train-try")
+            attempt = gr.Button("Read and test", scale=0, min_width=170, elem_id="train-try")
             measure = gr.Checkbox(True, label="Test on the held-out rows", min_width=200)
         card = gr.HTML(NOTHING, elem_id="train-trial")
 
@@ -92,7 +92,10 @@ def try_panel(page: Page, asked: Form) -> None:
         top_p: float = 1.0,
         seed: int = 0,
     ):
-        """Send a message to the model alone and to adapters; each goes on from its own past."""
+        """Send a message to the model alone and to adapters; each goes on from its own past.
+
+        In the boxes that come back "<" is written &lt; where a tag would begin.
+        """
         session = page.session(request)
         if any(job.title == CHATTING for job in page.worker.jobs_of(session.id)):
             raise ExplorerError("The last message is still being answered.", "Wait, or press Stop.")
@@ -168,7 +171,14 @@ def try_panel(page: Page, asked: Form) -> None:
         api_name="chat",
         **STREAM,
     )
-    clear.click(on_clear, None, [*columns, how], api_name="chat_clear", show_progress="hidden")
+    gr.on(
+        [clear.click, *(column.clear for column in columns)],
+        on_clear,
+        None,
+        [*columns, how],
+        api_name="chat_clear",
+        show_progress="hidden",
+    )
     which.focus(on_which, None, which, queue=False, **PRIVATE)
     tried = [files, which, measure, *asked.data]
     attempt.click(on_try, tried, [page.status, card], api_name="try_adapter", **STREAM)

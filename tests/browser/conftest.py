@@ -17,8 +17,14 @@ expect.set_options(timeout=30_000)
 
 
 @pytest.fixture(scope="session")
-def url(tmp_path_factory):
-    demo = build(ModelSpec(tiny_checkpoint(tmp_path_factory.mktemp("llama"))))
+def spec(tmp_path_factory):
+    """The model the page opens with."""
+    return ModelSpec(tiny_checkpoint(tmp_path_factory.mktemp("llama")))
+
+
+@pytest.fixture(scope="session")
+def url(spec):
+    demo = build(spec)
     _, url, _ = demo.launch(prevent_thread_lock=True, quiet=True, **LAUNCH)
     yield url
     demo.close()
