@@ -144,6 +144,16 @@ def test_a_killed_run_is_found_and_goes_on_bit_for_bit(whole, folder, rows, spec
         assert all((mine[key] == theirs[key]).all() for key in mine)
 
 
+def test_a_run_that_was_cut_off_before_its_first_checkpoint_begins_anew(whole, folder, rows, spec):
+    runs = Runs(folder / "early")
+    runs.start(RUN, spec, ordered(rows))
+    assert runs.list()[0].state == "interrupted"
+    for done in resuming(RUN, runs)(Stop()):
+        view = done
+    assert runs.list()[0].state == "done"
+    assert [c.losses for c in view.curves] == [c.losses for c in whole[0].curves]
+
+
 def test_a_stopped_run_keeps_its_adapters_and_goes_on(whole, folder, rows, spec):
     runs = Runs(folder / "stopped")
     order = runs.start(RUN, spec, ordered(rows))

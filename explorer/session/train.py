@@ -47,6 +47,8 @@ def resuming(run: str, runs: Runs, steps: int = 0) -> Work:
     """
     known = runs.read(run)
     view = replace(known, stopped=False, order=_longer(known.order, steps))
+    if not view.curves:  # cut off before anything was written of it
+        return training(view.spec, view.order, run, runs)
     if view.order.steps > known.order.steps:  # to be measured again
         pairs = zip(view.curves, view.order.entries, strict=True)
         curves = (replace(c, entry=entry, after=None, other=None) for c, entry in pairs)
