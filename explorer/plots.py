@@ -2,7 +2,8 @@
 
 Colours are names of the page's theme, "var(--prompt)", which the page looks up when it draws, so a
 figure is right in light and dark. Every figure has a height and no width, and says its finding
-in `layout.meta["alt"]`. Zoom belongs to `layout.uirevision`.
+in `layout.meta["alt"]`. Zoom belongs to `layout.uirevision`. What a click chooses is framed by a
+shape (`frame`, `column`) that the page can move without getting the figure again.
 """
 
 from __future__ import annotations
@@ -19,11 +20,20 @@ GROUPS = ("prefix", "sink", "prompt", "generated")
 MARGIN = {"l": 48, "r": 12, "t": 12, "b": 44}
 LEAST = 1e-4  # shares below it have no colour on a logarithmic scale
 LABELLED = 40  # more positions than this get numbers instead of tokens on their axis
+DRAWN = 512  # positions of a figure at most: more than it has pixels for
+_INK = {"color": "var(--body-text-color)", "width": 2}
 
 
 def colour_of(group: str) -> str:
     """A group's colour; groups that a visitor has marked share one."""
     return f"var(--{group if group in GROUPS else 'mark'})"
+
+
+def sampled(count: int, most: int = DRAWN) -> np.ndarray:
+    """Indices of what is drawn of so many: all, or so many evenly spread, first and last too."""
+    if count <= most:
+        return np.arange(count)
+    return np.unique(np.linspace(0, count - 1, most).round().astype(int))
 
 
 def share_map(
@@ -33,14 +43,13 @@ def share_map(
     chosen: tuple[int, int] | None = None,
     top: float = 1.0,
     log: bool = False,
+    title: str = "",
 ) -> go.Figure:
     """Layer × head: the share of attention on one group. Click a cell to choose a head.
 
     shares: (l, h) in [0, 1]    chosen: layer and head that are framed    top: share of full colour
-    log: colours by the logarithm, from 0.01 %
+    log: colours by the logarithm, from 0.01 %    title: above the map, where there are several
     """
-    n_layers, n_heads = shares.shape
-    colour = f"--{group if group in GROUPS else 'mark'}"
     known = np.nan_to_num(shares)
     layer, head = np.unravel_index(int(known.argmax()), shares.shape)
     z, bottom, ceiling, ticks = shares, 0.0, top, {"tickformat": ".0%"}
@@ -48,60 +57,96 @@ def share_map(
         z, bottom = np.log10(np.maximum(shares, LEAST)), np.log10(LEAST)
         ceiling = np.log10(max(top, 10 * LEAST))
         ticks = {"tickvals": [-4, -3, -2, -1, 0], "ticktext": "0.01% 0.1% 1% 10% 100%".split()}
-    figure = go.Figure(
-        go.Heatmap(
-            z=z,
-            customdata=shares if log else None,
-            zmin=bottom,
-            zmax=ceiling,
-            colorscale=[[0, f"var({colour}-clear)"], [1, f"var({colour})"]],
-            xgap=1,
-            ygap=1,
-            colorbar={
-                **ticks,
-                "thickness": 10,
-                "outlinewidth": 0,
-                "len": 1.0,
-                "nticks": 6,
-            },
-            hovertemplate=f"layer %{{y}}, head %{{x}}<br>%{{{'customdata' if log else 'z'}:.1%}} "
-            f"on {group}<extra></extra>",
-        )
+    told = f"Mean {known.mean():.0%}; most in layer {layer}, head {head}: {known[layer, head]:.0%}."
+    return cell_map(
+        z,
+        colorscale=sequential(group),
+        bounds=(bottom, ceiling),
+        ticks=ticks,
+        hover=f"%{{{'customdata' if log else 'z'}:.1%}} on {group}",
+        customdata=shares if log else None,
+        chosen=chosen,
+        title=title,
+        alt=f"{title or 'Map'} of {len(shares)} layers by {shares.shape[1]} heads: share of "
+        f"attention on {group}. {told}",
     )
-    figure.update_layout(
-        template="none",
-        height=int(np.clip(90 + 13 * n_layers, 220, 560)),
-        margin={**MARGIN, "r": 0},
-        uirevision=f"map {n_layers} {n_heads}",
-        meta={
-            "alt": f"Map of {n_layers} layers by {n_heads} heads: share of attention on {group}. "
-            f"Mean {known.mean():.0%}; most in layer {layer}, head {head}: "
-            f"{known[layer, head]:.0%}."
+
+
+def sequential(group: str) -> list:
+    """From nothing to a group's colour."""
+    colour = f"--{group if group in GROUPS else 'mark'}"
+    return [[0, f"var({colour}-clear)"], [1, f"var({colour})"]]
+
+
+def cell_map(
+    z: np.ndarray,
+    *,
+    colorscale: list,
+    bounds: tuple[float, float],
+    ticks: dict,
+    hover: str,
+    alt: str,
+    customdata: np.ndarray | None = None,
+    chosen: tuple[int, int] | None = None,
+    title: str = "",
+) -> go.Figure:
+    """Layer × head in colours. z: (l, h)    hover: what a cell says after its layer and head"""
+    n_layers, n_heads = z.shape
+    heat = {
+        "type": "heatmap",
+        "z": np.asarray(z, np.float32),
+        "customdata": None if customdata is None else np.asarray(customdata, np.float32),
+        "zmin": bounds[0],
+        "zmax": bounds[1],
+        "colorscale": colorscale,
+        "xgap": 1,
+        "ygap": 1,
+        "colorbar": {**ticks, "thickness": 10, "outlinewidth": 0, "len": 1.0, "nticks": 6},
+        "hovertemplate": f"layer %{{y}}, head %{{x}}<br>{hover}<extra></extra>",
+    }
+    axis = {"showgrid": False, "zeroline": False, "fixedrange": True}
+    layout = {
+        "template": "none",
+        "height": int(np.clip(90 + 13 * n_layers, 220, 560)),
+        "margin": {**MARGIN, "r": 0, "t": 38 if title else MARGIN["t"]},
+        "uirevision": f"map {n_layers} {n_heads}",
+        "meta": {"alt": alt},
+        "shapes": [] if chosen is None else [frame(*chosen)],
+        "xaxis": {**axis, "title": {"text": "head"}, "dtick": max(1, n_heads // 12)},
+        "yaxis": {
+            **axis,
+            "title": {"text": "layer"},
+            "dtick": max(1, round(n_layers / 10)),
+            "autorange": "reversed",
         },
-        shapes=[] if chosen is None else [_frame(*chosen)],
-    )
-    figure.update_xaxes(
-        title="head", showgrid=False, zeroline=False, dtick=max(1, n_heads // 12), fixedrange=True
-    )
-    figure.update_yaxes(
-        title="layer",
-        showgrid=False,
-        zeroline=False,
-        dtick=max(1, round(n_layers / 10)),
-        autorange="reversed",
-        fixedrange=True,
-    )
-    return figure
+    }
+    if title:
+        layout["title"] = {"text": title, "x": 0, "xref": "paper", "font": {"size": 13}}
+    return go.Figure([heat], layout)
 
 
-def _frame(layer: int, head: int) -> dict:
+def frame(layer: int, head: int) -> dict:
+    """The shape around one cell of a map."""
     return {
         "type": "rect",
         "x0": head - 0.5,
         "x1": head + 0.5,
         "y0": layer - 0.5,
         "y1": layer + 0.5,
-        "line": {"color": "var(--body-text-color)", "width": 2},
+        "line": _INK,
+    }
+
+
+def column(position: int, length: int) -> dict:
+    """The shape around one position of a text of so many, wide enough to be seen."""
+    half = max(0.5, length / 400)
+    return {
+        "type": "rect",
+        "x0": position - half,
+        "x1": position + half,
+        "y0": 0,
+        "y1": 1,
+        "line": _INK,
     }
 
 
@@ -112,67 +157,76 @@ def shares_along(
     *,
     title: str,
     position: int | None = None,
+    positions: Sequence[int] | None = None,
+    named: bool = False,
 ) -> go.Figure:
     """One head, seen from every position: its attention by group, stacked to the whole.
 
     shares: (q, n) along `groups`    tokens: q labels    position: the one that is marked
+    positions: (q,) ascending, where they are not 0, 1, …; of more than DRAWN some are drawn
+    named: the title above the figure as well
     """
-    length = len(shares)
-    steps = np.arange(length)
+    where = np.arange(len(shares)) if positions is None else np.asarray(positions)
+    some = sampled(len(where))
+    x = where[some]
+    length = int(where[-1]) + 1 if len(where) else 0
     # Every position is a step one wide, so that a text of one token is still an area.
-    x = np.concatenate([[-0.5], steps, [length - 0.5]]).astype(np.float32)
-    labels = [tokens[0], *tokens, tokens[-1]] if length else []
-    figure = go.Figure()
+    steps = np.concatenate([[-0.5], x, [length - 0.5]]).astype(np.float32)
+    labels = [tokens[i] for i in (some[0], *some, some[-1])] if length else []
+    traces: list[dict] = []
     for index, group in enumerate(groups):
-        values = shares[:, index]
+        values = np.asarray(shares[some, index], np.float32)
         if not np.nan_to_num(values).any():
             continue
-        figure.add_scatter(
-            x=x,
-            y=np.concatenate([values[:1], values, values[-1:]]),
-            name=group,
-            mode="lines",
-            stackgroup="attention",
-            line={"shape": "hvh", "width": 0.5, "color": colour_of(group)},
-            fillcolor=colour_of(group),
-            customdata=None if figure.data else labels,  # once is enough
-            hovertemplate=("" if figure.data else "<b>%{customdata}</b><br>")
-            + f"{group} %{{y:.1%}}<extra></extra>",
+        first = not traces  # the label once is enough
+        traces.append(
+            {
+                "type": "scatter",
+                "x": steps,
+                "y": np.concatenate([values[:1], values, values[-1:]]),
+                "name": group,
+                "mode": "lines",
+                "stackgroup": "attention",
+                "line": {"shape": "hvh", "width": 0.5, "color": colour_of(group)},
+                "fillcolor": colour_of(group),
+                "customdata": labels if first else None,
+                "hovertemplate": ("<b>%{customdata}</b><br>" if first else "")
+                + f"{group} %{{y:.1%}}<extra></extra>",
+            }
         )
-    figure.update_layout(
-        template="none",
-        height=300,
-        margin={**MARGIN, "t": 40, "b": 60 if length <= LABELLED else 44},
-        uirevision=f"along {length}",
-        hovermode="x unified",
-        showlegend=True,
-        legend={
+    axis = {"range": [-0.5, length - 0.5], "showgrid": False, "zeroline": False}
+    if length <= LABELLED:
+        axis |= {
+            "tickmode": "array",
+            "tickvals": list(range(length)),
+            "ticktext": list(tokens),
+            "tickangle": -60,
+        }
+    else:
+        left_out = "" if len(some) == length else f" ({len(some)} of {length:,} drawn)"
+        axis["title"] = {"text": f"position{left_out}"}
+    layout = {
+        "template": "none",
+        "height": 300,
+        "margin": {**MARGIN, "t": 64 if named else 40, "b": 60 if length <= LABELLED else 44},
+        "uirevision": f"along {length}",
+        "hovermode": "x unified",
+        "showlegend": True,
+        "legend": {
             "orientation": "h",
             "x": 0,
             "y": 1.02,
             "yanchor": "bottom",
             "traceorder": "normal",
         },
-        meta={"alt": f"{title}: " + _means(shares, groups)},
-    )
-    if position is not None:
-        figure.add_shape(
-            type="rect",
-            x0=position - 0.5,
-            x1=position + 0.5,
-            y0=0,
-            y1=1,
-            line={"color": "var(--body-text-color)", "width": 2},
-        )
-    figure.update_yaxes(range=[0, 1], tickformat=".0%", fixedrange=True, showgrid=False)
-    figure.update_xaxes(range=[-0.5, length - 0.5], showgrid=False, zeroline=False)
-    if length <= LABELLED:
-        figure.update_xaxes(
-            tickmode="array", tickvals=list(range(length)), ticktext=list(tokens), tickangle=-60
-        )
-    else:
-        figure.update_xaxes(title="position")
-    return figure
+        "meta": {"alt": f"{title}: " + _means(shares, groups)},
+        "shapes": [] if position is None else [column(position, length)],
+        "xaxis": axis,
+        "yaxis": {"range": [0, 1], "tickformat": ".0%", "fixedrange": True, "showgrid": False},
+    }
+    if named:
+        layout["title"] = {"text": title, "x": 0, "xref": "paper", "font": {"size": 13}}
+    return go.Figure(traces, layout)
 
 
 def _means(shares: np.ndarray, groups: Sequence[str]) -> str:

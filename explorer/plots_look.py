@@ -7,34 +7,80 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from explorer.plots import GROUPS, MARGIN, colour_of, share_map
+from explorer.plots import DRAWN, MARGIN, cell_map, colour_of, sequential
+
+_DIVERGING = [
+    [0, "var(--prompt)"],
+    [0.5, "var(--prompt-clear)"],
+    [0.5, "var(--prefix-clear)"],
+    [1, "var(--prefix)"],
+]
 
 
 def difference_map(
-    shares: np.ndarray, before: np.ndarray, group: str, *, chosen: tuple[int, int] | None = None
+    shares: np.ndarray,
+    before: np.ndarray,
+    group: str,
+    *,
+    chosen: tuple[int, int] | None = None,
+    title: str = "",
 ) -> go.Figure:
     """Layer × head: how the share on a group has changed, in points. Both (l, h)."""
     change = np.nan_to_num(shares) - np.nan_to_num(before)
-    figure = share_map(shares, group, chosen=chosen)
     top = max(float(np.abs(change).max()), 0.01)
-    figure.data[0].update(
-        z=change,
-        zmin=-top,
-        zmax=top,
-        colorscale=[
-            [0, "var(--prompt)"],
-            [0.5, "var(--prompt-clear)"],
-            [0.5, "var(--prefix-clear)"],
-            [1, "var(--prefix)"],
-        ],
-        hovertemplate=f"layer %{{y}}, head %{{x}}<br>%{{z:+.1%}} on {group}<extra></extra>",
-    )
     layer, head = np.unravel_index(int(np.abs(change).argmax()), change.shape)
-    figure.layout.meta = {
-        "alt": f"Change of the share of attention on {group}, layer by head: mean "
-        f"{change.mean():+.1%}; largest in layer {layer}, head {head}: {change[layer, head]:+.1%}."
-    }
-    return figure
+    return cell_map(
+        change,
+        colorscale=_DIVERGING,
+        bounds=(-top, top),
+        ticks={"tickformat": "+.0%"},
+        hover=f"%{{z:+.1%}} on {group}",
+        chosen=chosen,
+        title=title,
+        alt=f"{title or 'Change'} of the share of attention on {group}, layer by head: mean "
+        f"{change.mean():+.1%}; largest in layer {layer}, head {head}: {change[layer, head]:+.1%}.",
+    )
+
+
+def gate_map(gates: np.ndarray, *, name: str, chosen: tuple[int, int] | None = None) -> go.Figure:
+    """Layer × head: tanh(g), how far the gate of each head is open. gates: (l, h), NaN without one
+
+    name: of the adapter whose they are
+    """
+    known = np.nan_to_num(gates)
+    top = max(float(np.abs(known).max()), 0.01)
+    layer, head = np.unravel_index(int(np.abs(known).argmax()), gates.shape)
+    return cell_map(
+        gates,
+        colorscale=_DIVERGING,
+        bounds=(-top, top),
+        ticks={"tickformat": "+.2~f"},
+        hover="tanh(g) %{z:+.3f}",
+        chosen=chosen,
+        title="gate tanh(g)",
+        alt=f"Gates of {name}, layer by head: mean opening {np.abs(known).mean():.2f}; widest in "
+        f"layer {layer}, head {head}: {known[layer, head]:+.2f}.",
+    )
+
+
+def ratio_map(ratio: np.ndarray, *, name: str, chosen: tuple[int, int] | None = None) -> go.Figure:
+    """Layer × head: ‖added part‖ / ‖rest‖, which is no share. ratio: (l, h), NaN where nothing is
+
+    name: of the adapter that adds
+    """
+    known = np.nan_to_num(ratio)
+    layer, head = np.unravel_index(int(known.argmax()), ratio.shape)
+    return cell_map(
+        ratio,
+        colorscale=sequential("generated"),
+        bounds=(0, max(float(known.max()), 0.01)),
+        ticks={},
+        hover="‖added‖ / ‖rest‖ %{z:.3f}",
+        chosen=chosen,
+        title="‖added‖ / ‖rest‖",
+        alt=f"What {name} adds against the rest, layer by head: median {np.median(known):.2f}; "
+        f"most in layer {layer}, head {head}: {known[layer, head]:.2f}.",
+    )
 
 
 def sorted_heads(scores: np.ndarray, what: str, *, colour: str, n: int = 24) -> go.Figure:
@@ -45,25 +91,24 @@ def sorted_heads(scores: np.ndarray, what: str, *, colour: str, n: int = 24) -> 
     places = [np.unravel_index(i, scores.shape) for i in order]
     names = [f"L{layer} H{head}" for layer, head in places]
     values = [float(scores.flat[i]) for i in order]
-    figure = go.Figure(
-        go.Bar(
-            x=names,
-            y=values,
-            marker={"color": colour},
-            hovertemplate="%{x}: %{y:.3f}<extra></extra>",
-        )
-    )
+    bars = {
+        "type": "bar",
+        "x": names,
+        "y": values,
+        "marker": {"color": colour},
+        "hovertemplate": "%{x}: %{y:.3f}<extra></extra>",
+    }
     told = ", ".join(f"{name} {value:.2f}" for name, value in zip(names[:3], values, strict=False))
-    figure.update_layout(
-        template="none",
-        height=260,
-        margin={**MARGIN, "b": 64},
-        uirevision=f"sorted {what}",
-        meta={"alt": f"Heads sorted by {what}: {told}."},
-    )
-    figure.update_xaxes(type="category", tickangle=-60, showgrid=False)
-    figure.update_yaxes(title=what, zeroline=True)
-    return figure
+    layout = {
+        "template": "none",
+        "height": 260,
+        "margin": {**MARGIN, "b": 64},
+        "uirevision": f"sorted {what}",
+        "meta": {"alt": f"Heads sorted by {what}: {told}."},
+        "xaxis": {"type": "category", "tickangle": -60, "showgrid": False},
+        "yaxis": {"title": {"text": what}, "zeroline": True},
+    }
+    return go.Figure([bars], layout)
 
 
 def row_bars(
@@ -74,75 +119,135 @@ def row_bars(
     title: str,
     entropy: float,
     unit: str = "weight",
+    of: str = "share of attention",
 ) -> go.Figure:
     """One query of one head: the keys it looks at most, largest on top.
 
     labels: keys as people read them    groups: of each key, for its colour    entropy: nats
+    unit: "weight" or "score"    of: what a weight is a share of
     """
-    figure = go.Figure(
-        go.Bar(
-            x=list(values),
-            y=[f"{n}. {label}" for n, label in enumerate(labels, start=1)],
-            orientation="h",
-            marker={"color": [colour_of(group) for group in groups]},
-            customdata=list(groups),
-            text=[f"{value:.1%}" if unit == "weight" else f"{value:.2f}" for value in values],
-            textposition="outside",
-            cliponaxis=False,
-            hovertemplate="%{y} (%{customdata}): %{x:.4f}<extra></extra>",
-        )
-    )
-    first = f"most on {labels[0]} ({values[0]:.1%})" if unit == "weight" and len(labels) else ""
-    figure.update_layout(
-        template="none",
-        height=int(np.clip(90 + 22 * len(labels), 160, 420)),
-        margin={**MARGIN, "l": 130, "r": 56, "b": 40},
-        uirevision=f"row {unit}",
-        meta={"alt": f"{title}: {first}; entropy {entropy:.2f} nats."},
-    )
-    figure.update_yaxes(autorange="reversed", type="category", showgrid=False)
-    figure.update_xaxes(
-        title=("share of attention" if unit == "weight" else "q·k score")
-        + f" · entropy {entropy:.2f} nats",
-        tickformat=".0%" if unit == "weight" else None,
-        zeroline=True,
-        showgrid=False,
-        rangemode="tozero" if unit == "weight" else "normal",
-    )
-    return figure
+    weights = unit == "weight"
+    bars = {
+        "type": "bar",
+        "x": [float(value) for value in values],
+        "y": [f"{n}. {label}" for n, label in enumerate(labels, start=1)],
+        "orientation": "h",
+        "marker": {"color": [colour_of(group) for group in groups]},
+        "customdata": list(groups),
+        "text": [f"{value:.1%}" if weights else f"{value:.2f}" for value in values],
+        "textposition": "outside",
+        "cliponaxis": False,
+        "hovertemplate": "%{y} (%{customdata}): %{x:.4f}<extra></extra>",
+    }
+    first = f"most on {labels[0]} ({values[0]:.1%})" if weights and len(labels) else ""
+    layout = {
+        "template": "none",
+        "height": int(np.clip(90 + 22 * len(labels), 160, 420)),
+        "margin": {**MARGIN, "l": 130, "r": 56, "b": 40},
+        "uirevision": f"row {unit}",
+        "meta": {"alt": f"{title}: {first}; entropy {entropy:.2f} nats."},
+        "yaxis": {"autorange": "reversed", "type": "category", "showgrid": False},
+        "xaxis": {
+            "title": {"text": f"{of if weights else 'q·k score'} · entropy {entropy:.2f} nats"},
+            "tickformat": ".0%" if weights else None,
+            "zeroline": True,
+            "showgrid": False,
+            "rangemode": "tozero" if weights else "normal",
+        },
+    }
+    return go.Figure([bars], layout)
+
+
+def row_along(
+    weights: np.ndarray,
+    labels: Sequence[str],
+    *,
+    n_slots: int,
+    title: str,
+    of: str = "share of attention",
+    log: bool = False,
+    most: int = DRAWN // 2,
+) -> go.Figure:
+    """One query of one head: its weight on every key, in the order of the text.
+
+    weights: (p + k,), slots before keys; drawn left of 0    labels: (k,) keys as people read them
+    log: a logarithmic axis    most: bars; of a longer row each is the largest weight of a run
+    """
+    width = -(-len(weights) // most)
+    edges = np.arange(0, len(weights), width)
+    bars = np.maximum.reduceat(np.asarray(weights, np.float32), edges)
+    # Of a run, the key that is largest: a bar says which one it shows.
+    tops = [int(edge + weights[edge : edge + width].argmax()) for edge in edges]
+    places = np.array(tops) - n_slots
+    hover = [f"slot {at + n_slots}" if at < 0 else labels[at] for at in places]
+    traces = []
+    for group, mine in (("prefix", places < 0), ("prompt", places >= 0)):
+        if not mine.any():
+            continue
+        trace = {
+            "type": "bar",
+            "x": places[mine].astype(np.float32),
+            "y": bars[mine],
+            "width": float(width),
+            "marker": {"color": colour_of(group), "line": {"width": 0}},
+            "customdata": [label for label, one in zip(hover, mine, strict=True) if one],
+            "hovertemplate": "%{customdata}"
+            + (" (%{x})" if group == "prompt" else "")
+            + ": %{y:.2%}<extra></extra>",
+            "showlegend": False,
+        }
+        traces.append(trace)
+    runs = f", each bar the largest of {width} keys" if width > 1 else ""
+    best = int(np.argmax(bars)) if len(bars) else 0
+    told = f"; most on {hover[best]}, {bars[best]:.1%}" if len(bars) and bars[best] > 0 else ""
+    axis = {"type": "log", "range": [-4, 0], "dtick": 1} if log else {"rangemode": "tozero"}
+    layout = {
+        "template": "none",
+        "height": 180,
+        "margin": {**MARGIN, "t": 12, "l": 56},
+        "bargap": 0,
+        "uirevision": f"row along {len(weights)} {log}",
+        "meta": {"alt": f"{title}: weights along the text{runs}{told}."},
+        "xaxis": {"title": {"text": f"position{runs}"}, "showgrid": False, "zeroline": False},
+        "yaxis": {"title": {"text": of}, "tickformat": ".2~%" if log else ".0%", **axis},
+    }
+    return go.Figure(traces, layout)
 
 
 def written_map(shares: np.ndarray, tokens: Sequence[str], group: str) -> go.Figure:
     """Layer × written token: the share on a group, mean over heads. shares: (t, l)"""
-    colour = f"--{group if group in GROUPS else 'mark'}"
-    figure = go.Figure(
-        go.Heatmap(
-            z=shares.T,
-            zmin=0,
-            zmax=1,
-            colorscale=[[0, f"var({colour}-clear)"], [1, f"var({colour})"]],
-            xgap=1,
-            colorbar={"tickformat": ".0%", "thickness": 10, "outlinewidth": 0},
-            hovertemplate=f"token %{{x}}, layer %{{y}}: %{{z:.1%}} on {group}<extra></extra>",
-        )
-    )
-    figure.update_layout(
-        template="none",
-        height=260,
-        margin={**MARGIN, "b": 64, "r": 0},
-        uirevision="written",
-        meta={
+    heat = {
+        "type": "heatmap",
+        "z": np.asarray(shares.T, np.float32),
+        "zmin": 0,
+        "zmax": 1,
+        "colorscale": sequential(group),
+        "xgap": 1,
+        "colorbar": {"tickformat": ".0%", "thickness": 10, "outlinewidth": 0},
+        "hovertemplate": f"token %{{x}}, layer %{{y}}: %{{z:.1%}} on {group}<extra></extra>",
+    }
+    layout = {
+        "template": "none",
+        "height": 260,
+        "margin": {**MARGIN, "b": 64, "r": 0},
+        "uirevision": "written",
+        "meta": {
             "alt": f"Share on {group} of every layer for each of {len(tokens)} written tokens: "
             f"mean {float(shares.mean()) if shares.size else 0:.0%}."
         },
-    )
-    figure.update_xaxes(
-        tickmode="array",
-        tickvals=list(range(len(tokens))),
-        ticktext=list(tokens),
-        tickangle=-60,
-        showgrid=False,
-        zeroline=False,
-    )
-    figure.update_yaxes(title="layer", autorange="reversed", showgrid=False, zeroline=False)
-    return figure
+        "xaxis": {
+            "tickmode": "array",
+            "tickvals": list(range(len(tokens))),
+            "ticktext": list(tokens),
+            "tickangle": -60,
+            "showgrid": False,
+            "zeroline": False,
+        },
+        "yaxis": {
+            "title": {"text": "layer"},
+            "autorange": "reversed",
+            "showgrid": False,
+            "zeroline": False,
+        },
+    }
+    return go.Figure([heat], layout)

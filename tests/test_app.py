@@ -16,7 +16,7 @@ from explorer.ui.build import build
 from tests.tiny import SPECIALS, tiny_checkpoint
 
 TEXT = "the cat sat on the mat ."
-PAYLOAD = 16_000  # bytes a page may get for a Look of 120 tokens
+PAYLOAD = 20_000  # bytes a page may get for a Look of 120 tokens
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +42,11 @@ def client(url):
     return Client(url, verbose=False)
 
 
+# What `/look` gives, in order: Python's names for it here.
+PARTS = """status layer head group summary tokens map curve facts row row_along sorted written gates
+ratio bars table compared tokens_b map_a map_b change curve_a curve_b""".split()
+
+
 def look(client, text=TEXT, n_new=0, group="prompt", **more):
     """→ what the page gets, by the name of the part"""
     options = {"chat": False, "specials": False, "held": "nothing"} | more
@@ -49,14 +54,14 @@ def look(client, text=TEXT, n_new=0, group="prompt", **more):
         prompt=text,
         n_new=n_new,
         group=group,
+        seen="the chosen token",
         scale="all attention",
         stretch=False,
+        log=False,
         api_name="/look",
         **options,
     )
-    names = "status layer head group summary tokens map curve facts table row sorted".split()
-    names += "written gates bars".split()
-    return dict(zip(names, values, strict=True))
+    return dict(zip(PARTS, values, strict=True))
 
 
 def array(value):

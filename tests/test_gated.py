@@ -1,13 +1,14 @@
-"""Experts behind gates: their weights are the gate times a softmax, and rebuild what is added."""
+"""What stands beside the softmax: experts rebuild what is added, and its size is told rightly."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+from torch.testing import assert_close
 
 from explorer.attention import patched
-from explorer.gated import experts
+from explorer.gated import beside
 from explorer.methods import methods
 from tests.tiny import tiny_ids
 
@@ -22,14 +23,14 @@ def opened(lm, opening=0.3):
 
 def test_experts_share_out_the_opening_of_their_gate(lm):
     adapter, ids = opened(lm), tiny_ids(1, 9)
-    found = experts(lm, ids, adapter).prompts.astype(np.float32)
+    found = beside(lm, ids, adapter).prompts.astype(np.float32)
     assert np.isnan(found[0]).all()
     assert np.allclose(found[1:].sum(-1), np.tanh(0.3), atol=2e-3)
 
 
 def test_experts_weigh_the_prompts_values_into_what_is_added(lm):
     adapter, ids = opened(lm), tiny_ids(1, 9)
-    weights = torch.from_numpy(experts(lm, ids, adapter).prompts).float()
+    weights = torch.from_numpy(beside(lm, ids, adapter).prompts).float()
     slots, parts = adapter.slots(lm), adapter.parts(lm)
 
     def compare(call):
@@ -44,8 +45,38 @@ def test_experts_weigh_the_prompts_values_into_what_is_added(lm):
         lm.logits(ids)
 
 
+@pytest.mark.parametrize("name", ["zero-gate", "prefix-memory", "prefix-tuning"])
+def test_the_ratio_is_what_the_answer_with_and_without_the_adapter_says(lm, name):
+    ids, method = tiny_ids(1, 9), methods("train")[name]
+    adapter = opened(lm) if name == "zero-gate" else method.build(lm, method.config(), 0)
+    with torch.no_grad():
+        for parameter in adapter.parameters():
+            parameter.add_(0.1)
+    expected, parts = {}, adapter.parts(lm)
+
+    def compare(call):
+        plain = call.run()[0][0].transpose(0, 1).float()  # (h, q, d)
+        rest, added = parts(call) or (None, None)
+        if added is not None:
+            kept = plain if rest is None else rest[0][..., None] * plain
+            expected[call.layer] = added[0].norm(dim=-1) / kept.norm(dim=-1)
+        return call.run()
+
+    with torch.no_grad(), patched(lm, compare), adapter.applied(lm):
+        answer = lm.logits(ids, start=adapter.span)
+    found = beside(lm, ids, adapter, [2, 8], experts_at=[8])
+    assert found.positions == (2, 8)
+    assert (found.experts(1, 2, 8) is None) == (name != "zero-gate")
+    assert found.experts(1, 2, 2) is None
+    assert (found.prompts is None) == (name != "zero-gate")
+    for layer, ratio in expected.items():
+        assert_close(torch.from_numpy(found.ratio[layer]), ratio[:, [2, 8]], atol=1e-4, rtol=1e-3)
+    assert np.isnan(np.delete(found.ratio, list(expected), 0)).all()
+    with torch.no_grad(), adapter.applied(lm):
+        assert torch.equal(lm.logits(ids, start=adapter.span), answer)
+
+
 @pytest.mark.parametrize("lm", ["llama"], indirect=True)
-def test_methods_without_gates_have_no_experts(lm):
-    for name in ("prefix-memory", "prefix-tuning"):
-        method = methods("train")[name]
-        assert experts(lm, tiny_ids(1, 5), method.build(lm, method.config(), 0)) is None
+def test_what_is_no_addition_to_attention_has_no_ratio(lm):
+    method = methods("train")["lora"]
+    assert beside(lm, tiny_ids(1, 5), method.build(lm, method.config(), 0)) is None

@@ -23,11 +23,14 @@ from explorer.plots_tradeoff import tradeoff_chart
 from explorer.session import Held
 from explorer.session import look as look_session
 from explorer.session.curves import KINDS, CurvesView, comparing
-from explorer.session.look import Writing, looking
+from explorer.session.look import looking, pairing, reading
+from explorer.session.look_views import LookView, Other, RowsView, Writing
 from explorer.ui.build import build
 from explorer.ui.look_actions import as_csv, as_json
-from explorer.ui.look_more import head_named, positions_in, row_figure
-from explorer.ui.look_view import Choice, comparable, drawn, position
+from explorer.ui.look_drawing import everything, for_head, row_figures
+from explorer.ui.look_more import head_named, positions_in
+from explorer.ui.look_view import ALL, MEAN, ONE, SINKLESS, Choice, position
+from explorer.ui.token_strip import WINDOW
 from tests.test_app import array
 from tests.tiny import tiny_checkpoint
 
@@ -56,8 +59,8 @@ def view(spec):
 
 
 def choice(**other):
-    plain = dict(at=-1, group="prompt", layer=1, head=2, scale="all", stretch=False)
-    return Choice(**(plain | other))
+    plain = dict(at=-1, first=-1, group="prompt", layer=1, head=2, seen=ONE, scale=ALL)
+    return Choice(**(plain | dict(stretch=False) | other))
 
 
 def test_what_is_written_is_told_while_it_is_written(spec):
@@ -71,11 +74,12 @@ def test_what_is_written_is_told_while_it_is_written(spec):
 
 def test_one_row_draws_the_largest_weights_and_names_their_groups(view):
     at = len(view.mass.ids) - 1
-    figure = row_figure(view, choice(), at)
+    figure, whole = row_figures(view, choice())
     row = view.rows.weights[1, 2, at].astype(np.float32)
     assert np.allclose(figure.data[0].x, np.sort(row)[::-1][: len(figure.data[0].x)])
     assert set(figure.data[0].customdata) <= {"sink", "prompt", "generated", "cat"}
-    scores = row_figure(view, choice(scores=True), at)
+    assert np.allclose(whole.data[0].y, row) and np.allclose(whole.data[0].x, range(at + 1))
+    scores, _ = row_figures(view, choice(scores=True))
     assert max(scores.data[0].x) == pytest.approx(float(view.rows.scores[1, 2, at].max()))
     assert "entropy" in figure.layout.meta["alt"]
 
@@ -89,15 +93,68 @@ def test_sorted_heads_are_the_map_in_order(view):
     assert head_named("something else") is None
 
 
-def test_a_difference_is_the_one_minus_the_other(spec, view):
-    other = run(looking(spec, "a dog ran by the road"))[-1]
-    asked = choice(group="sink", compare=True)
-    figure = drawn(other, asked, view)[2]
-    before = comparable(other, view, asked, "sink")
-    assert np.allclose(array(figure.data[0].z), other.mass.of("sink") - before)
-    assert "Change" in figure.layout.meta["alt"]
-    alone = drawn(other, asked, None)[2]
-    assert np.allclose(array(alone.data[0].z), other.mass.of("sink"))
+def test_one_row_without_the_sink_is_scaled_and_says_so(view):
+    figure, whole = row_figures(view, choice(scale=SINKLESS))
+    row = view.rows.row(1, 2, len(view.mass.ids) - 1).without_sink().weights
+    assert "sink" not in figure.data[0].customdata
+    assert sum(whole.data[0].y) == pytest.approx(1, abs=1e-3)
+    assert np.allclose(sorted(figure.data[0].x), np.sort(row)[-len(figure.data[0].x) :])
+    assert "without the sink" in figure.layout.xaxis.title.text
+
+
+@pytest.fixture(scope="module")
+def compared(spec):
+    """A and B, of other lengths."""
+    pair = pairing(looking(spec, TEXT), looking(spec, "a dog ran by the road and the sea ."))
+    views = [item for item in run(pair) if isinstance(item, LookView | Other)]
+    assert isinstance(views[0], LookView) and isinstance(views[1], Other)
+    return views
+
+
+@pytest.mark.parametrize("seen", [ONE, MEAN])
+@pytest.mark.parametrize("scale", [ALL, SINKLESS])
+def test_two_states_have_one_scale_and_a_difference(compared, seen, scale):
+    view, other = compared
+    asked = choice(group="prompt", seen=seen, scale=scale, stretch=True)
+    parts = everything(view, asked, other)
+    a, b, change = (parts[name].data[0] for name in ("pair_a", "pair_b", "pair_change"))
+    assert (a.zmin, a.zmax) == (b.zmin, b.zmax)
+    assert a.zmax == pytest.approx(max(array(a.z).max(), array(b.z).max()))
+    for drawn, one in ((a, view), (b, other.view)):
+        shares = one.mass.shares[:, :, 1:].mean(2) if seen == MEAN else one.mass.shares[:, :, -1]
+        expected = shares[..., 2]
+        if scale == SINKLESS:
+            expected = expected / (1 - shares[..., 1])
+        assert np.allclose(array(drawn.z), expected, atol=1e-5)
+    assert np.allclose(array(change.z), array(b.z) - array(a.z), atol=1e-6)
+    where = "the mean over" if seen == MEAN else "(the last)"
+    assert parts["pair_told"].count(where) == 2
+    assert len(parts["pair_along_b"].data[0].x) == len(other.view.mass.ids) + 2
+
+
+def test_a_chosen_head_is_framed_and_drawn_in_both_states(compared):
+    view, other = compared
+    asked = choice(layer=2, head=5, opened=frozenset({"pair"}))
+    parts = for_head(view, asked, other)
+    for name in ("map", "pair_a", "pair_b", "pair_change"):
+        shape = parts[name]["mark"]["shapes"][0]
+        assert (shape["x0"], shape["y0"]) == (4.5, 1.5)
+    for name, one in (("pair_along_a", view), ("pair_along_b", other.view)):
+        trace = next(trace for trace in parts[name].data if trace.name == "sink")
+        assert np.allclose(trace.y[1:-1], one.mass.shares[2, 5, :, 1])
+    assert "layer 2, head 5" in parts["pair_told"]
+    assert "pair_a" not in for_head(view, choice(layer=2), other)  # closed: not drawn
+
+
+def test_of_the_same_text_both_states_are_seen_from_the_same_token(spec):
+    lm = models.load(spec)
+    method = methods("train")["prefix-tuning"]
+    tuned = Held("tuned", adapter=method.build(lm, method.config(slots=3), 0))
+    view, other = run(pairing(looking(spec, TEXT), looking(spec, TEXT, held=tuned)))
+    parts = everything(view, choice(at=3, group="prefix"), other)
+    assert np.allclose(array(parts["pair_b"].data[0].z), other.view.mass.shares[:, :, 3, 0])
+    assert parts["pair_b"].data[0].z.max() > 0.01 and not array(parts["pair_a"].data[0].z).any()
+    assert parts["pair_tokens"] is None  # A's tokens choose for both
 
 
 def test_logarithmic_colours_keep_the_numbers(view):
@@ -124,8 +181,16 @@ def test_files_hold_what_the_figures_hold(view):
 def test_ranges_of_tokens_are_read_or_refused():
     assert positions_in("2-4, 7") == [2, 3, 4, 7]
     assert positions_in(" 3 ") == [3]
-    for text in ("a", "1-", "-3", "1-999999"):
-        with pytest.raises(ExplorerError, match="no range"):
+    for text, sentence in (
+        ("a", "no range"),
+        ("1-", "no range"),
+        ("-3", "no range"),
+        ("1-9999999", "no range"),
+        ("5-2", "backwards"),
+        ("", "No tokens"),
+        (" , ", "No tokens"),
+    ):
+        with pytest.raises(ExplorerError, match=sentence):
             positions_in(text)
 
 
@@ -139,7 +204,11 @@ def test_a_trained_prefix_is_seen_as_a_prefix_and_a_gate_as_a_gate(spec):
     seen = run(looking(spec, TEXT, held=Held("gated", adapter=gated)))[-1]
     assert not seen.mass.of("prefix").any()
     assert seen.gates.shape == (3, 8)
-    assert seen.experts.prompts.shape[-1] == 3
+    assert seen.beside.prompts.shape[-1] == 3
+    parts = everything(seen, choice(layer=2))
+    assert np.allclose(array(parts["ratio"].data[0].z)[1:], seen.beside.ratio[1:, :, -1])
+    assert sum(name.startswith("prompt") for name in parts["row"].data[0].y) == 0
+    assert sum("behind the gate" in name for name in parts["row"].data[0].y) == 3
 
 
 def test_curves_are_drawn_as_measured(spec):
@@ -170,7 +239,7 @@ def test_curves_are_drawn_against_the_number_of_slots(spec):
                 one = next(c for c in found.curves if (c.kind, c.slots) == (kind, n))
                 assert value == pytest.approx(one.band(measure)[0][-1])
         assert "64 tokens" in figure.layout.xaxis.title.text
-    alone = run(comparing(spec, KINDS[2], {}, longest=64, prompts=1))[-1].found
+    alone = run(comparing(spec, KINDS[3], {}, longest=64, prompts=1))[-1].found
     assert "several numbers of slots" in tradeoff_chart(alone, "share", "slots").layout.meta["alt"]
 
 
@@ -186,6 +255,17 @@ def test_a_figure_of_curves_only_grows_while_it_is_measured(spec):
             assert all(a >= b for a, b in zip(after, before, strict=False))
 
 
+def test_the_four_kinds_are_compared_after_some_training(spec):
+    views = run(comparing(spec, KINDS[1], {}, longest=32, prompts=1))
+    found = views[-1].found
+    names = [curve.name for curve in found.curves]
+    assert names[0].startswith("prefix-tuning, 6") and names[1] == FOUR[1]
+    assert [np.isfinite(c.share).all() for c in found.curves] == [True, True, False, False]
+    gate = found.curves[2]
+    assert gate.gate > 0  # it has opened
+    assert all(np.nanmax(curve.ratio) > 0 for curve in found.curves)
+
+
 def test_what_was_made_has_its_curves(spec):
     lm = models.load(spec)
     made = methods("train")
@@ -197,7 +277,7 @@ def test_what_was_made_has_its_curves(spec):
         "lora": Held("lora", adapter=lora),
         "solved": Held("solved", solved=forced.solved),
     }
-    found = run(comparing(spec, KINDS[2], held, longest=64, prompts=1))[-1].found
+    found = run(comparing(spec, KINDS[3], held, longest=64, prompts=1))[-1].found
     assert [curve.name for curve in found.curves] == [
         "8 slots of an instruction",
         "tuned",
@@ -216,12 +296,12 @@ def client(spec):
 
 def test_heads_are_found_over_the_page(client, spec):
     with pytest.raises(AppError, match="Press Look first"):
-        client.predict(rule="most sink", held="nothing", api_name="/look_heads")
+        client.predict(rule="most sink", api_name="/look_heads")
     client.predict(
         prompt=TEXT, chat=False, specials=False, n_new=0, held="nothing", group="prompt",
-        scale="all attention", stretch=False, api_name="/look",
+        seen=ONE, scale=ALL, stretch=False, log=False, api_name="/look",
     )  # fmt: skip
-    status, figure = client.predict(rule="most sink", held="nothing", api_name="/look_heads")
+    status, figure = client.predict(rule="most sink", api_name="/look_heads")
     assert "done" in status
     lm = models.load(spec)
     best = heads.find(lm, "most sink", TEXT).top(1)[0]
@@ -240,6 +320,60 @@ def test_a_long_text_is_read_in_blocks_and_seen_from_some_positions(spec, monkey
     assert np.allclose(long.mass.shares, whole.mass.shares[:, :, list(kept)], atol=1e-5)
     assert position(long, -1) == 8
     assert kept[position(long, 30)] >= 30
-    page = drawn(long, choice(at=kept[4]))
-    assert f"position {kept[4]}" in page[0]
-    assert page[1]["picked"] == kept[4]
+    page = everything(long, choice(at=kept[4]))
+    assert f"position {kept[4]}" in page["summary"]
+    assert page["tokens"]["picked"] == kept[4]
+    assert list(page["along"].data[0].x[1:-1]) == list(kept)
+
+
+@pytest.fixture(scope="module")
+def smaller(spec):
+    """A text of which only the rows of the last tokens are kept."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(look_session, "ROWS", 24 * 3 * len(TEXT.split()))
+        return run(looking(spec, TEXT))[-1]
+
+
+def test_a_row_that_is_not_kept_is_read_when_asked_for(spec, view, smaller):
+    length = len(smaller.mass.ids)
+    assert smaller.rows.positions == (length - 3, length - 2, length - 1)
+    there = choice(at=2)
+    assert row_figures(smaller, there) == (None, None)
+    assert everything(smaller, there)["tokens"]["weights"] == []
+    (found,) = run(reading(smaller, 2, there.layer))
+    bars, whole = row_figures(smaller, there, found)
+    whole_text = run(looking(spec, TEXT))[-1]
+    expected = whole_text.rows.row(1, 2, 2).weights
+    assert np.allclose(sorted(bars.data[0].x), np.sort(expected[:3]), atol=1e-3)
+    assert np.allclose(whole.data[0].y, expected[:3], atol=1e-3)
+    strip = everything(smaller, there, None, found)["tokens"]
+    assert np.allclose(strip["weights"][:3], expected[:3], atol=1e-3)
+    assert row_figures(smaller, choice(at=1), found) == (None, None)
+    assert row_figures(view, choice(at=20), found) != (None, None)  # of another text: its own
+
+
+def test_of_a_text_too_long_for_all_heads_one_layer_is_read(smaller, monkeypatch):
+    monkeypatch.setattr(look_session, "ROWS", 8 * len(smaller.mass.ids))
+    (found,) = run(reading(smaller, 2, 1))
+    assert row_figures(smaller, choice(at=2, layer=1), found)[0] is not None
+    assert row_figures(smaller, choice(at=2, layer=2), found) == (None, None)
+
+
+def test_rows_that_were_read_before_are_kept_as_far_as_there_is_room(smaller, monkeypatch):
+    first, second = (run(reading(smaller, at, 1))[0] for at in (1, 2))
+    both = second.after(first)
+    assert [rows.positions for rows, _ in both.parts] == [(1,), (2,)]
+    assert second.after(None) is second
+    assert second.after(RowsView("another text", first.parts)) is second
+    monkeypatch.setattr("explorer.session.look_views.ROWS", 1)
+    assert [rows.positions for rows, _ in second.after(first).parts] == [(2,)]
+
+
+def test_a_long_text_shows_a_window_of_its_tokens(spec):
+    words = "the cat sat on a mat and the dog ran by the sea " * 9
+    long = run(looking(ModelSpec(spec.name, device="cpu"), words))[-1]
+    total = len(long.mass.tokens)
+    strip = everything(long, choice())["tokens"]
+    assert strip["total"] == total and len(strip["text"]) == min(WINDOW, total)
+
+

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
@@ -15,75 +15,22 @@ import torch
 from explorer import adapters, heads, models
 from explorer.attention import patched
 from explorer.errors import ExplorerError
-from explorer.gated import Experts, experts
+from explorer.gated import beside
 from explorer.generate import stop_tokens, stream
-from explorer.heads import HeadScores, Rule
+from explorer.heads import Rule
 from explorer.jobs import Stop, Work
 from explorer.lm import LoadedModel, ModelSpec
 from explorer.methods import Adapter
 from explorer.prefix import Prefix
-from explorer.rows import Rows, rows
+from explorer.rows import RowMeter, rows
 from explorer.session import Held
-from explorer.shares import LastQuery, Mass, mass
+from explorer.session.look_views import ROWS, HeadsView, LookView, Other, RowsView, Writing
+from explorer.shares import LastQuery, mass
 from explorer.text import display, encode
 
 LONGEST = 32_768  # tokens a page reads, if the model does
 LIMIT = 2048  # positions a page keeps: l·h·q·n shares, 9 MB for 30 layers of 9 heads
 KEPT = 1024  # of a longer text so many, evenly spread
-ROWS = 2_500_000  # weights a page keeps, l·h·q·(p + k): 96 tokens for 30 layers of 9 heads
-
-
-@dataclass(frozen=True)
-class LookView:
-    """What a text's attention looks like. Redrawn for any head, position and group from here.
-
-    n_generated: how many of the last positions the model wrote    held: what was in front of it
-    rows: every row of weights where the text is short, None where it is not
-    gates: (l, h) tanh(g) of what was in front, or None    experts: its prompts' weights, or None
-    written: live shares while the model wrote, or None    marked: a visitor's groups of tokens
-    n_slots: of the prefix in front, a layer
-
-    A text of more than LIMIT tokens is seen from some of its positions only, `mass.positions`.
-    """
-
-    spec: ModelSpec
-    mass: Mass
-    n_generated: int
-    held: str
-    seconds: float
-    rows: Rows | None = None
-    gates: np.ndarray | None = None
-    experts: Experts | None = None
-    written: Writing | None = None
-    marked: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    n_slots: int = 0
-
-
-@dataclass(frozen=True)
-class Writing:
-    """Where every layer looks while the model writes, seen from each token it reads to do so.
-
-    shares: (t, l, n) mean over heads, along `groups`    tokens: t, the ones that came out
-    """
-
-    tokens: tuple[str, ...]
-    shares: np.ndarray
-    groups: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Pinned:
-    """A view to compare with."""
-
-    view: LookView
-
-
-@dataclass(frozen=True)
-class HeadsView:
-    """Heads found by a rule, and for which model."""
-
-    spec: ModelSpec
-    found: HeadScores
 
 
 @dataclass(frozen=True)
@@ -135,10 +82,9 @@ def _looking(
     began = time.monotonic()
     limit = min(LONGEST, lm.geometry.context)
     ids = encode(lm, prompt, chat=chat, specials=specials, limit=limit)
-    marked = _existing(groups, ids.shape[1])
     front = opened(lm, held, ids.shape[1])
     n_new_here = min(n_new, limit - ids.shape[1])
-    meter = LastQuery(lm, ids.shape[1], marked, front.prefix)
+    meter = LastQuery(lm, ids.shape[1], groups, front.prefix, n_new_here)
     written: list[int] = []
     writing = None
     for step in stream(
@@ -151,37 +97,89 @@ def _looking(
     ):
         written.append(step.id)
         tokens = tuple(token.text for i in written for token in display(lm.tokenizer, [i]))
-        writing = Writing(tokens, np.stack(meter.taken), meter.groups)
+        writing = Writing(tokens, np.stack(meter.taken), meter.groups, meter.latest)
         stop.note(f"writing token {len(written)} of {n_new_here}", len(written) / n_new_here)
         yield writing
     stop.note("reading where attention goes")
     ids = torch.cat([ids, torch.tensor([written], dtype=ids.dtype, device=ids.device)], dim=1)
+    marked = _reached(groups, ids.shape[1])
+    rowed = _with_rows(lm, ids.shape[1], front)
+    # Made before anything is patched: an adapter may read the model to make its keys.
+    under = front.adapter.applied(lm) if front.adapter is not None else nullcontext()
+    taker = RowMeter(lm, ids.shape[1], rowed, front.prefix, dtype=torch.float16)
     shares = mass(
         lm,
         ids,
         front.prefix,
         generated=len(written),
         groups=marked,
-        adapter=front.adapter.applied(lm) if front.adapter is not None else None,
+        adapter=_both(patched(lm, taker), under),
         positions=_spread(ids.shape[1]),
         note=stop.note,
     )
     gates = front.adapter.gates() if front.adapter is not None else None
-    kept = _rows(lm, ids, front)
-    mixed = experts(lm, ids, front.adapter) if gates is not None and kept is not None else None
     yield LookView(
         spec,
         shares,
         len(written),
         held.name if held else "",
         time.monotonic() - began,
-        rows=kept,
+        rows=taker.taken if rowed else None,
         gates=None if gates is None else gates.float().cpu().numpy(),
-        experts=mixed,
+        beside=beside(lm, ids, front.adapter, shares.positions, rowed) if front.adapter else None,
         written=writing,
         marked=marked,
         n_slots=front.prefix.n_slots if front.prefix is not None else 0,
     )
+
+
+def pairing(first: Work, second: Work) -> Work:
+    """→ a job that yields what `first` does, a LookView A in the end, and then B as Other
+
+    first, second: jobs of `looking`
+    """
+    return partial(_pairing, first, second)
+
+
+def _pairing(first: Work, second: Work, stop: Stop) -> Iterator[Writing | LookView | Other]:
+    yield from first(stop)
+    for item in second(stop):
+        if isinstance(item, LookView):
+            yield Other(item)
+
+
+def reading(view: LookView, position: int, layer: int, held: Held | None = None) -> Work:
+    """→ a job that yields RowsView: what the query at a position of the view's text sees
+
+    layer: the only one that is kept of a text too long to keep them all
+    held: what was in front of the text
+    """
+    return partial(_reading, view, position, layer, held)
+
+
+def _reading(
+    view: LookView, position: int, layer: int, held: Held | None, stop: Stop
+) -> Iterator[RowsView]:
+    lm = models.load(view.spec, stop.note)
+    stop.note(f"reading the row of position {position}")
+    ids = torch.tensor([list(view.mass.ids)], device=lm.device)
+    front = opened(lm, held, ids.shape[1] - view.n_generated)
+    slots = front.prefix.n_slots if front.prefix is not None else 0
+    geometry = lm.geometry
+    whole = geometry.n_layers * geometry.n_heads * (slots + ids.shape[1])
+    found = rows(
+        lm,
+        ids,
+        [position],
+        front.prefix,
+        adapter=front.applied(lm) if front.adapter is not None else None,
+        dtype=torch.float16,
+        layers=None if whole <= ROWS else [layer],
+        note=stop.note,
+    )
+    seen = ids[:, : position + 1]
+    added = beside(lm, seen, front.adapter, [position]) if front.adapter is not None else None
+    yield RowsView(view.key, ((found, added),))
 
 
 def finding(view: LookView, rule: Rule, held: Held | None = None) -> Work:
@@ -224,15 +222,19 @@ def _metered(lm: LoadedModel, meter: LastQuery, front: _Front) -> Iterator[None]
         yield
 
 
-def _rows(lm: LoadedModel, ids: torch.Tensor, front: _Front) -> Rows | None:
-    """Every row of a short text; three digits are enough to look at."""
-    geometry, length = lm.geometry, ids.shape[1]
+@contextmanager
+def _both(*contexts: AbstractContextManager[None]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for one in contexts:
+            stack.enter_context(one)
+        yield
+
+
+def _with_rows(lm: LoadedModel, length: int, front: _Front) -> range:
+    """The last queries of a text, as many as there is room for: of a short text, all."""
     slots = front.prefix.n_slots if front.prefix is not None else 0
-    if geometry.n_layers * geometry.n_heads * length * (slots + length) > ROWS:
-        return None
-    adapter = front.adapter.applied(lm) if front.adapter is not None else None
-    at = range(length)
-    return rows(lm, ids, at, front.prefix, adapter=adapter, dtype=torch.float16)
+    room = ROWS // (lm.geometry.n_layers * lm.geometry.n_heads * (slots + length))
+    return range(max(0, length - room), length)
 
 
 def _spread(length: int) -> list[int] | None:
@@ -242,11 +244,13 @@ def _spread(length: int) -> list[int] | None:
     return sorted({round(at) for at in np.linspace(0, length - 1, KEPT)})
 
 
-def _existing(groups: Mapping[str, Sequence[int]], length: int) -> dict[str, list[int]]:
-    for name, positions in groups.items():
-        if not positions or min(positions) < 1 or max(positions) >= length:
+def _reached(groups: Mapping[str, Sequence[int]], length: int) -> dict[str, list[int]]:
+    """Groups, without the tokens that the model could have written and did not."""
+    found = {name: [at for at in some if at < length] for name, some in groups.items()}
+    for name, some in found.items():
+        if not some:
             raise ExplorerError(
-                f"The group {name} needs tokens of the text, from 1 to {length - 1}.",
-                "Choose tokens with a click and Shift-click. Token 0 is the sink.",
+                f"The text ended before the tokens of the group {name}.",
+                "Mark tokens of your text, or let the model write further.",
             )
-    return {name: list(positions) for name, positions in groups.items()}
+    return found

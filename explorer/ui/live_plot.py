@@ -9,11 +9,17 @@ Here the value is a dict, of which Gradio sends only what changed, and plotly's 
 
 A figure's `layout.uirevision` names what the zoom belongs to: as long as it is the same, the zoom
 stays. `layout.meta["alt"]` is read out by screen readers: say the finding in it.
+
+What a click frames can be moved alone, with `framing(shape)` instead of a figure. Figures of
+arrays that do not grow are sent `packed`, as base64: smaller, exact, and one string to the page.
+A figure that cannot be seen (closed, in another tab) is drawn when it comes into sight.
 """
 
 from __future__ import annotations
 
+import base64
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +47,13 @@ const config = {displaylogo: false, showSendToCloud: false,
   modeBarButtonsToAdd: [{name: 'svg', title: 'Download plot as an SVG', icon: P.Icons.disk,
     click: gd => P.downloadImage(gd, {format: 'svg', filename: 'figure'})}],
   modeBarButtonsToRemove: ['select2d', 'lasso2d', 'autoScale2d']};
-let frame = 0, hooked = false;
+let frame = 0, hooked = false, stale = false, shown = null;
+const marked = figure => props.mark && props.mark.drawn > figure.drawn ? props.mark.shapes : null;
 function draw() {
   frame = 0;
   const figure = props.value;
+  stale = figure && !element.clientWidth;  // hidden: drawn when it comes into sight
+  if (stale) return;
   note.style.display = figure ? 'none' : 'flex';
   div.style.display = figure ? 'block' : 'none';
   if (!figure) { if (hooked) P.purge(div); hooked = false; return; }
@@ -68,6 +77,8 @@ function draw() {
   if (layout.height) div.style.height = layout.height + 'px';
   const alt = (layout.meta || {}).alt;
   if (alt) { div.setAttribute('role', 'figure'); div.setAttribute('aria-label', alt); }
+  const moved = marked(figure);
+  if (moved) layout.shapes = themed(moved);
   P.react(div, themed(figure.data || []), layout, config);
   if (!hooked) {
     hooked = true;
@@ -76,23 +87,48 @@ function draw() {
       trigger('plot_click', {x: p.x, y: p.y, curve: p.curveNumber});
     });
   }
+  shown = figure.drawn;
+  element.dataset.drawn = 1 + (+element.dataset.drawn || 0);
+}
+function remark() {  // only what is framed has moved
+  const figure = props.value, moved = figure && marked(figure);
+  if (!moved || frame || stale || !hooked || shown !== figure.drawn) return;
+  P.relayout(div, {shapes: themed(moved)});
   element.dataset.drawn = 1 + (+element.dataset.drawn || 0);
 }
 const ask = () => { if (!frame) frame = requestAnimationFrame(draw); };
 watch('value', ask);
+watch('mark', remark);
 ask();
 new MutationObserver(ask).observe(document.body, {attributes: true, attributeFilter: ['class']});
 let width = 0;
 new ResizeObserver(() => {  // also when a hidden tab opens
-  if (element.clientWidth && element.clientWidth !== width) { width = element.clientWidth; ask(); }
+  if (!element.clientWidth || element.clientWidth === width && !stale) return;
+  width = element.clientWidth;
+  ask();
 }).observe(element);
 """
 
 
 class LivePlot(gr.HTML):
-    """See the module. value: a go.Figure, or None to show the `empty` sentence instead."""
+    """See the module.
 
-    def __init__(self, value: go.Figure | None = None, *, height: int = 340, empty: str = "", **kw):
+    value: a go.Figure, or None to show the `empty` sentence instead
+    packed: send arrays as base64; not for figures that are sent again and again as they grow
+    mark: what `framing` has moved; set by events only
+    """
+
+    def __init__(
+        self,
+        value: go.Figure | None = None,
+        *,
+        height: int = 340,
+        empty: str = "",
+        packed: bool = False,
+        mark: dict[str, Any] | None = None,
+        **kw,
+    ):
+        self.packed = packed
         super().__init__(
             value=value,
             # Written out, not taken from props: a figure that is set while its accordion is closed
@@ -107,14 +143,42 @@ class LivePlot(gr.HTML):
             container=True,
             padding=False,
             elem_classes=["live-plot"],
+            mark=mark,
             **kw,
         )
 
+    def __getattr__(self, name: str):
+        # gr.HTML looks for the name of an event in the whole script, at each of the forty
+        # attributes that Gradio asks for whenever it leaves a component as it is.
+        if name != "plot_click":
+            raise AttributeError(name)
+        return super().__getattr__(name)
+
     def postprocess(self, value: go.Figure | None) -> dict[str, Any] | None:
-        return None if value is None else plain(value.to_plotly_json())
+        if value is None:
+            return None
+        figure = value.to_plotly_json()
+        return {**(packed(figure) if self.packed else plain(figure)), "drawn": time.time_ns()}
 
     def api_info(self) -> dict[str, Any]:
         return {"type": "object", "description": "a plotly figure: data and layout"}
+
+
+def framing(*shapes: dict[str, Any]) -> dict[str, Any]:
+    """What an event returns for a LivePlot to keep its figure and frame something else in it."""
+    return gr.update(mark={"drawn": time.time_ns(), "shapes": list(shapes)})
+
+
+def packed(value: Any) -> Any:
+    """A figure with arrays as plotly reads them in base64; for anything else see `plain`."""
+    if isinstance(value, np.ndarray) and value.dtype == np.float32:
+        shape = {"shape": ", ".join(map(str, value.shape))} if value.ndim > 1 else {}
+        return {"dtype": "f4", "bdata": base64.b64encode(value.tobytes()).decode(), **shape}
+    if isinstance(value, dict):
+        return {key: packed(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [packed(item) for item in value]
+    return plain(value)
 
 
 def plain(value: Any) -> Any:

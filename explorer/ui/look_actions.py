@@ -1,4 +1,4 @@
-"""What one can do with a Look beside choosing: pin it, find heads in it, take it away as a file."""
+"""What one can do with a Look beside choosing: read a row, find heads, take it away as a file."""
 
 from __future__ import annotations
 
@@ -12,72 +12,73 @@ import numpy as np
 
 from explorer.errors import ExplorerError
 from explorer.session import Held, Session
-from explorer.session.look import LookView, Pinned, finding
+from explorer.session.look import finding, reading
+from explorer.session.look_views import LookView, RowsView
 from explorer.ui.controls import shown
+from explorer.ui.look_choices import Controls
+from explorer.ui.look_drawing import after_reading
 from explorer.ui.look_more import Panels, found_figure
-from explorer.ui.look_view import position
+from explorer.ui.look_view import Choice, position
 from explorer.ui.page import PRIVATE, STREAM
+from explorer.ui.pair_panel import NOTHING
 
 if TYPE_CHECKING:
     from explorer.ui.page import Page
 
-NOTHING = "nothing"
 
-
-def wire(
-    page: Page,
-    more: Panels,
-    pin: gr.Button,
-    at: gr.State,
-    layer: gr.Dropdown,
-    head: gr.Dropdown,
-    held: gr.Dropdown,
+def wire_actions(
+    page: Page, ui: dict[str, gr.components.Component], controls: Controls, more: Panels
 ) -> None:
-    """Connect the buttons of Look's panels."""
+    """Connect the buttons of Look's panels. ui: the parts of the page by name"""
 
-    @shown
-    def on_pin(request: gr.Request):
+    def seen(request: gr.Request) -> tuple[Session, LookView]:
         session = page.session(request)
         view = session.last(LookView)
         if view is None:
-            raise ExplorerError("There is nothing to pin yet.", "Press Look first.")
-        page.sessions.keep(session.id, Pinned(view))
-        return gr.Button("Pinned")
+            raise ExplorerError("No text has been looked at yet.", "Press Look first.")
+        return session, view
 
     @shown
-    def on_find(rule: str, held: str, request: gr.Request):
+    def on_find(rule: str, request: gr.Request):
         """Score every head by what it does."""
-        session = page.session(request)
-        view = session.last(LookView)
-        if view is None:
-            raise ExplorerError("There is no text to read yet.", "Press Look first.")
-        job = page.start(session, finding(view, rule, held_by(session, held)), "Finding heads")
+        session, view = seen(request)
+        job = page.start(session, finding(view, rule, held_by(session, view.held)), "Finding heads")
         for status, found in page.follow(job):
             yield status, gr.skip() if found is None else found_figure(found)
 
-    def seen(request: gr.Request) -> LookView:
-        view = page.session(request).last(LookView)
-        if view is None:
-            raise ExplorerError("There are no numbers yet.", "Press Look first.")
-        return view
+    @shown
+    def on_read(request: gr.Request, *chosen):
+        """Ask the model what the chosen token sees."""
+        session, view = seen(request)
+        choice = Choice(*chosen)
+        here = view.mass.positions[position(view, choice.at)]
+        work = reading(view, here, choice.layer, held_by(session, view.held))
+        job = page.start(session, work, "Reading a row")
+        for status, found in page.follow(job):
+            parts = {}
+            if isinstance(found, RowsView):
+                asked = found.after(page.session(request).last(RowsView))
+                page.sessions.keep(session.id, asked)
+                parts = after_reading(view, choice, asked)
+            yield {page.status: status, **{ui[name]: part for name, part in parts.items()}}
 
     @shown
     def on_csv(at: int, request: gr.Request):
-        view = seen(request)
+        _, view = seen(request)
         return as_csv(view, position(view, at))
 
     @shown
     def on_json(at: int, layer: int, head: int, request: gr.Request):
-        view = seen(request)
+        _, view = seen(request)
         return as_json(view, position(view, at), layer, head)
 
     quick = {**PRIVATE, "queue": False}
-    pin.click(on_pin, None, pin, **quick)
-    more.find.click(
-        on_find, [more.rule, held], [page.status, more.found], api_name="look_heads", **STREAM
-    )
-    more.csv.click(on_csv, at, more.csv, **quick)
-    more.json.click(on_json, [at, layer, head], more.json, **quick)
+    more.find.click(on_find, more.rule, [page.status, more.found], api_name="look_heads", **STREAM)
+    read = [ui[name] for name in ("tokens", "facts", "row", "row_along")]
+    more.read.click(on_read, controls.inputs, [page.status, *read], api_name="look_row", **STREAM)
+    more.csv.click(on_csv, controls.at, more.csv, **quick)
+    chosen = [controls.at, controls.layer, controls.head]
+    more.json.click(on_json, chosen, more.json, **quick)
 
 
 def held_by(session: Session, name: str) -> Held | None:
@@ -115,6 +116,9 @@ def as_json(view: LookView, at: int, layer: int, head: int) -> str:
         "positions": mass.positions,
         "along": _rounded(mass.shares[layer, head]),
         "gates": None if view.gates is None else _rounded(view.gates),
+        "added against the rest": None
+        if view.beside is None
+        else _rounded(view.beside.ratio[:, :, at]),
     }
     path = _file("shares.json")
     path.write_text(json.dumps(report, ensure_ascii=False), encoding="utf-8")

@@ -1,36 +1,37 @@
 """Look: where every head's attention goes.
 
-One event computes (`/look`); the others redraw from the arrays the session holds: another group,
-another head (menus or a click on the map), another position (a click on a token or on the curve).
+Two events compute (`/look`, `/look_pair`); all others redraw from the arrays the session holds,
+see `look_choices`: another group, another head (menus or a click on a map), another position (a
+click on a token or on the curve).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
 
 from explorer import plots
 from explorer.session import Session
-from explorer.session.look import LookView, Pinned, looking
+from explorer.session.look import looking, pairing
+from explorer.session.look_views import LookView, Other, RowsView, Writing
 from explorer.ui.controls import shown
 from explorer.ui.curves_panel import curves_panel
 from explorer.ui.live_plot import LivePlot
-from explorer.ui.look_actions import NOTHING, held_by, wire
-from explorer.ui.look_more import (
-    always,
-    head_named,
-    once,
-    panels,
-    positions_in,
-    writing_figure,
-)
-from explorer.ui.look_view import ALL, SINKLESS, Choice, drawn, strongest, table
+from explorer.ui.look_actions import held_by, wire_actions
+from explorer.ui.look_choices import Controls, wire_choices
+from explorer.ui.look_drawing import everything, live_map, writing_figure
+from explorer.ui.look_more import panels, positions_in
+from explorer.ui.look_view import ALL, MEAN, ONE, SINKLESS, Choice, strongest
 from explorer.ui.page import PRIVATE, STREAM
+from explorer.ui.pair_drawing import pair
+from explorer.ui.pair_panel import NOTHING, pair_panel
 from explorer.ui.token_strip import TokenStrip
 
 if TYPE_CHECKING:
+    from explorer.jobs import Work
     from explorer.ui.page import Page
 
 EXAMPLES = {
@@ -86,9 +87,9 @@ def look_tab(page: Page) -> None:
             for name in EXAMPLES
         ]
 
-    at = gr.State(-1)
-    summary = gr.HTML(WAITING, elem_id="look-summary")
-    tokens = TokenStrip(elem_id="look-tokens")
+    ui: dict[str, gr.components.Component] = {}
+    ui["summary"] = gr.HTML(WAITING, elem_id="look-summary")
+    ui["tokens"] = TokenStrip(elem_id="look-tokens")
     with gr.Row():
         with gr.Column(scale=5, min_width=320):
             group = gr.Radio(
@@ -97,8 +98,9 @@ def look_tab(page: Page) -> None:
                 label="Colour the map by the share on",
                 elem_id="look-group",
             )
-            cells = LivePlot(
+            ui["map"] = LivePlot(
                 height=420,
+                packed=True,
                 empty="The map of all heads appears here. Press Look, or take an example.",
                 elem_id="look-map",
             )
@@ -106,25 +108,29 @@ def look_tab(page: Page) -> None:
             with gr.Row():
                 layer = gr.Dropdown([0], value=0, label="Layer", min_width=90)
                 head = gr.Dropdown([0], value=0, label="Head", min_width=90)
-            along = LivePlot(
+            ui["along"] = LivePlot(
                 height=300,
+                packed=True,
                 empty="One head along the text appears here: click a cell of the map.",
                 elem_id="look-along",
             )
-            facts = gr.HTML(elem_id="look-facts")
-            scale = gr.Radio(
-                [ALL, SINKLESS],
-                value=ALL,
-                label="Shares of",
-                info="Without the sink: the rest is scaled so that it sums to 1.",
-            )
-            stretch = gr.Checkbox(
-                False, label="Full colour at the largest share instead of at 100 %"
-            )
+            ui["facts"] = gr.HTML(elem_id="look-facts")
+            with gr.Row():
+                seen = gr.Radio([ONE, MEAN], value=ONE, label="Map seen from", min_width=200)
+                scale = gr.Radio(
+                    [ALL, SINKLESS],
+                    value=ALL,
+                    label="Shares of",
+                    info="Without the sink: the rest is scaled so that it sums to 1.",
+                    min_width=200,
+                )
             with gr.Row(elem_classes=["actions"]):
-                log = gr.Checkbox(False, label="Logarithmic colours", min_width=150)
-                compare = gr.Checkbox(False, label="Change against the pinned text", min_width=190)
-                pin = gr.Button("Pin this", size="sm", scale=0, min_width=90, elem_id="look-pin")
+                stretch = gr.Checkbox(
+                    False, label="Full colour at the largest share, not at 100 %", min_width=200
+                )
+                log = gr.Checkbox(False, label="Logarithmic scale", min_width=150)
+    more = panels()
+    both = pair_panel()
     with gr.Accordion("Mark a group of tokens", open=False), gr.Row(elem_classes=["actions"]):
         mark_name = gr.Textbox("my words", label="Name", max_length=24, min_width=140)
         marks = gr.Textbox(
@@ -135,19 +141,23 @@ def look_tab(page: Page) -> None:
             elem_id="look-marks",
         )
         mark = gr.Button("Mark and look", scale=0, min_width=140)
-    more = panels(table(None, ""))
     curves_panel(page)
     gr.HTML(SOURCE)
 
-    inputs = [prompt, chat, specials, n_new, held, group, scale, stretch]
-    view_of = [at, group, layer, head, scale, stretch, log, compare, more.scores]
-    redrawn = [summary, tokens, cells, along, facts, more.table, *more.always]
-    outputs = [page.status, at, layer, head, group, *redrawn, *more.once]
+    ui |= more.parts | both.parts
+    controls = Controls(
+        *(gr.State(-1) for _ in range(2)),
+        *(group, layer, head, seen, scale, stretch, log, more.scores),
+        *(gr.State(-1) for _ in range(2)),
+        opened=gr.State(frozenset({"row"})),
+    )
+    asked = [prompt, chat, specials, n_new, held]
+    inputs = [*asked, group, seen, scale, stretch, log]
+    places = (controls.at, controls.first, controls.at_b, controls.first_b)
+    outputs = [page.status, *places, layer, head, group, *ui.values()]
 
-    def steps(
-        session: Session, prompt, chat, specials, n_new, held, group, scale, stretch, groups=None
-    ) -> Iterator[list[Any]]:
-        work = looking(
+    def work(session: Session, prompt, chat, specials, n_new, held, groups=None):
+        return looking(
             session.spec,
             prompt or "",
             chat=chat,
@@ -156,32 +166,45 @@ def look_tab(page: Page) -> None:
             held=held_by(session, held),
             groups=groups or {},
         )
-        job = page.start(session, work, "Looking")
-        for status, view in page.follow(job):
-            if not isinstance(view, LookView):
-                figure = gr.skip() if view is None else writing_figure(view, group)
-                yield [status, *[gr.skip()] * (len(outputs) - 4), figure, gr.skip(), gr.skip()]
-                continue
-            page.sessions.keep(session.id, view)
-            pinned = session.last(Pinned)
-            group = group if group in view.mass.groups else "prompt"
-            best = strongest(view, group, scale)
-            menus = (
-                gr.Dropdown(list(range(n)), value=value)
-                for n, value in zip(view.mass.shares.shape, best, strict=False)
-            )
-            choice = Choice(-1, group, *best, scale, stretch)
-            radio = gr.Radio(list(view.mass.groups), value=group)
-            shown_now = drawn(view, choice, pinned and pinned.view)
-            yield [
-                status,
-                -1,
-                *menus,
-                radio,
-                *shown_now,
-                *always(view, choice),
-                *once(view, choice),
-            ]
+
+    def placed(parts: dict[str, Any]) -> dict[gr.components.Component, Any]:
+        return {ui[name]: part for name, part in parts.items()}
+
+    def followed(session: Session, work: Work, title: str, *drawn) -> Iterator[dict]:
+        """Draw what a job of `looking` or `pairing` yields. drawn: group … log"""
+        choice = Choice(-1, -1, drawn[0], 0, 0, *drawn[1:])
+        for status, item in page.follow(page.start(session, work, title)):
+            news = {page.status: status}
+            if isinstance(item, Writing):
+                figure = writing_figure(item, choice.group)
+                news |= placed({"map": live_map(item, choice), "written": figure})
+            elif isinstance(item, LookView):
+                choice, chosen = first_choice(item, choice)
+                news |= chosen
+                page.sessions.forget(session.id, RowsView)
+                session = page.sessions.keep(session.id, item)
+                news |= placed(everything(item, choice, session.last(Other)))
+            elif isinstance(item, Other):
+                session = page.sessions.keep(session.id, item)
+                news |= placed(pair(session.last(LookView), choice, item))
+            yield news
+
+    def first_choice(view: LookView, choice: Choice) -> tuple[Choice, dict]:
+        """Of a new text: the head that looks at the group most, seen from the last token."""
+        groups = view.mass.groups
+        choice = replace(choice, group=choice.group if choice.group in groups else "prompt")
+        best = strongest(view, choice)
+        sizes = view.mass.shares.shape[:2]
+        menus = (
+            gr.Dropdown(list(range(size)), value=value)
+            for size, value in zip(sizes, best, strict=True)
+        )
+        chosen = {
+            **dict.fromkeys(places, -1),
+            **dict(zip((layer, head), menus, strict=True)),
+            group: gr.Radio(list(groups), value=choice.group),
+        }
+        return replace(choice, layer=best[0], head=best[1]), chosen
 
     @shown
     def on_look(
@@ -191,48 +214,60 @@ def look_tab(page: Page) -> None:
         n_new: int,
         held: str,
         group: str,
+        seen: str,
         scale: str,
         stretch: bool,
+        log: bool,
         request: gr.Request,
     ):
         """Read a text and see which share of attention goes where."""
         session = page.session(request)
-        yield from steps(session, prompt, chat, specials, n_new, held, group, scale, stretch)
+        job = work(session, prompt, chat, specials, n_new, held)
+        yield from followed(session, job, "Looking", group, seen, scale, stretch, log)
 
-    def again(request: gr.Request, *chosen) -> list[Any]:
+    @shown
+    def on_pair(
+        prompt_b: str,
+        held_b: str,
+        prompt: str,
+        chat: bool,
+        specials: bool,
+        n_new: int,
+        held: str,
+        group: str,
+        seen: str,
+        scale: str,
+        stretch: bool,
+        log: bool,
+        request: gr.Request,
+    ):
+        """Read two texts, or one with and without something in front, and compare them."""
         session = page.session(request)
-        view, pinned = session.last(LookView), session.last(Pinned)
-        if view is None:
-            return [gr.skip()] * len(redrawn)
-        choice = Choice(*chosen)
-        return [*drawn(view, choice, pinned and pinned.view), *always(view, choice)]
+        a, b = (
+            work(session, text, chat, specials, n_new, front)
+            for text, front in ((prompt, held), ((prompt_b.strip() and prompt_b) or prompt, held_b))
+        )
+        both = pairing(a, b)
+        yield from followed(session, both, "Looking at both", group, seen, scale, stretch, log)
 
     @shown
-    def on_choice(request: gr.Request, *chosen):
-        return again(request, *chosen)
+    def on_mark(name: str, marks: str, request: gr.Request, *values):
+        """Look again, with some tokens as a group of their own."""
+        session = page.session(request)
+        groups = {name.strip()[:24] or "my words": positions_in(marks)}
+        job = work(session, *values[: len(asked)], groups)
+        yield from followed(session, job, "Looking", *values[len(asked) :])
 
-    @shown
-    def on_cell(request: gr.Request, evt: gr.EventData, at, group, _, __, *rest):
-        layer, head = round(evt.y), round(evt.x)
-        return [layer, head, *again(request, at, group, layer, head, *rest)]
+    def example(text: str) -> Callable[..., Iterator[dict]]:
+        @shown
+        def on_example(request: gr.Request, *values):
+            """Put an example in the box and look at it: one click."""
+            session = page.session(request)
+            job = work(session, text, *values[: len(asked) - 1])
+            for news in followed(session, job, "Looking", *values[len(asked) - 1 :]):
+                yield {prompt: text, **news}
 
-    @shown
-    def on_bar(request: gr.Request, evt: gr.EventData, at, group, layer, head, *rest):
-        layer, head = head_named(evt.x) or (layer, head)
-        return [layer, head, *again(request, at, group, layer, head, *rest)]
-
-    @shown
-    def on_token(request: gr.Request, evt: gr.EventData, _, *rest):
-        at = int(evt.position)
-        return [at, *again(request, at, *rest)]
-
-    @shown
-    def on_curve(request: gr.Request, evt: gr.EventData, at, *rest):
-        view = page.session(request).last(LookView)
-        if view is not None:
-            kept = view.mass.positions
-            at = kept[min(max(0, round(evt.x)), len(kept) - 1)]
-        return [at, *again(request, at, *rest)]
+        return on_example
 
     @shown
     def on_span(marks: str, evt: gr.EventData):
@@ -240,46 +275,21 @@ def look_tab(page: Page) -> None:
         return f"{marks}, {span}" if marks.strip() else span
 
     @shown
-    def on_mark(name: str, marks: str, request: gr.Request, *asked):
-        """Look again, with some tokens as a group of their own."""
-        groups = {name.strip()[:24] or "my words": positions_in(marks)}
-        yield from steps(page.session(request), *asked, groups)
-
-    @shown
     def on_held(request: gr.Request):
         return gr.Dropdown([NOTHING, *page.session(request).held])
 
     look.click(on_look, inputs, outputs, api_name="look", **STREAM)
+    both.look.click(
+        on_pair, [both.prompt, both.held, *inputs], outputs, api_name="look_pair", **STREAM
+    )
+    mark.click(on_mark, [mark_name, marks, *inputs], outputs, api_name="look_mark", **STREAM)
     for button, text in zip(examples, EXAMPLES.values(), strict=True):
         button.click(
-            _example(page, steps, text),
-            inputs[1:],
-            [prompt, *outputs],
-            **{**STREAM, "api_visibility": "private"},
+            example(text), inputs[1:], [prompt, *outputs], **STREAM, api_visibility="private"
         )
-    redraw = {**PRIVATE, "queue": False}  # quick, and needs no place in a queue
-    chosen = (group, layer, head, scale, stretch, log, compare, more.scores)
-    changes = [one.input for one in chosen]
-    gr.on(changes, on_choice, view_of, redrawn, **redraw)
-    cells.plot_click(on_cell, view_of, [layer, head, *redrawn], **redraw)
-    tokens.pick(on_token, view_of, [at, *redrawn], **redraw)
-    along.plot_click(on_curve, view_of, [at, *redrawn], **redraw)
-    held.focus(on_held, None, held, **redraw)
-    for bars in (more.ranked, more.found, more.gate_bars):
-        bars.plot_click(on_bar, view_of, [layer, head, *redrawn], **redraw)
-    more.gates.plot_click(on_cell, view_of, [layer, head, *redrawn], **redraw)
-    tokens.mark(on_span, marks, marks, **redraw)
-    mark.click(on_mark, [mark_name, marks, *inputs], outputs, api_name="look_mark", **STREAM)
-    wire(page, more, pin, at, layer, head, held)
-
-
-def _example(page: Page, steps, text: str):
-    """A handler that puts an example in the box and looks at it: one click."""
-
-    @shown
-    def on_example(chat, specials, n_new, held, group, scale, stretch, request: gr.Request):
-        session = page.session(request)
-        for values in steps(session, text, chat, specials, n_new, held, group, scale, stretch):
-            yield [text, *values]
-
-    return on_example
+    quick = {**PRIVATE, "queue": False}
+    for menu in (held, both.held):
+        menu.focus(on_held, None, menu, **quick)
+    ui["tokens"].mark(on_span, marks, marks, **quick)
+    wire_choices(page, ui, controls, more, both)
+    wire_actions(page, ui, controls, more)

@@ -1,4 +1,7 @@
-"""What the page shows of one LookView, for one choice of position, group, head and scale."""
+"""What the page shows of one LookView, for one choice of position, group, head and scale.
+
+Numbers and words; figures are made of them in `look_drawing`.
+"""
 
 from __future__ import annotations
 
@@ -6,99 +9,53 @@ import bisect
 import html
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from explorer import plots, plots_look
-from explorer.session.look import LookView
+from explorer import plots
+from explorer.session.look_views import LookView, RowsView, row_of
 from explorer.text import Token
-from explorer.ui.token_strip import strip
+from explorer.ui.token_strip import WINDOW
 
 ALL = "all attention"
 SINKLESS = "attention without the sink"
-CHIPS = 2048  # tokens the strip shows: of a longer text the last
+ONE = "the chosen token"
+MEAN = "the mean over all tokens"
 
 
 @dataclass(frozen=True)
 class Choice:
     """What the visitor looks at.
 
-    at: a position, -1 for the last    group: what the map is coloured by    layer, head: one head
-    scale: ALL or SINKLESS    stretch: full colour at the largest share instead of at 100 %
-    log: colours by the logarithm    compare: change against the pinned view, where there is one
-    scores: q·k instead of weights in one row
+    at: a position, -1 for the last    first: the first token of the window that the strip shows
+    group: what the map is coloured by    layer, head: one head
+    seen: ONE or MEAN, from where the map is seen    scale: ALL or SINKLESS
+    stretch: full colour at the largest share instead of at 100 %
+    log: colours by the logarithm    scores: q·k instead of weights in one row
+    at_b, first_b: the same for the second state
+    opened: panels that are open, and therefore drawn
     """
 
     at: int
+    first: int
     group: str
     layer: int
     head: int
+    seen: str
     scale: str
     stretch: bool
     log: bool = False
-    compare: bool = False
     scores: bool = False
+    at_b: int = -1
+    first_b: int = -1
+    opened: frozenset[str] = frozenset()
 
 
-def drawn(view: LookView, choice: Choice, pinned: LookView | None = None) -> list[Any]:
-    """→ summary, tokens, map, curve, facts, table: everything below the prompt"""
-    shares, groups = scaled(view, choice.scale)
-    at = position(view, choice.at)
-    here = view.mass.positions[at]
-    every = [token.text for token in view.mass.tokens for _ in token.ids]
-    labels = [every[one] for one in view.mass.positions]
-    layer, head = min(choice.layer, len(shares) - 1), min(choice.head, shares.shape[1] - 1)
-    group = choice.group if choice.group in groups else "prompt"
-    cells = shares[:, :, at, groups.index(group)]
-    top = max(float(np.nan_to_num(cells).max()), 0.01) if choice.stretch else 1.0
-    without = " (the sink left out)" if choice.scale == SINKLESS else ""
-    seen = f"position {here}{' (the last)' if here == len(every) - 1 else ''}, {_chip(labels[at])}"
-    title = f"Layer {layer}, head {head}"
-    return [
-        _summary(view, shares[:, :, at], groups, group, f"{seen}{without}"),
-        strip(
-            view.mass.tokens[-CHIPS:],
-            view.n_generated,
-            _last_of(view.mass.tokens, here),
-            view.marked,
-            view.n_slots,
-        ),
-        _map(view, choice, pinned, cells, group, (layer, head), top),
-        plots.shares_along(shares[layer, head], groups, labels, title=title, position=at),
-        _facts(title, shares[layer, head, at], groups, seen),
-        table(cells, f"Share of {choice.scale} on {group}"),
-    ]
-
-
-def _map(view, choice, pinned, cells, group, chosen, top):
-    """The shares, or their change against a pinned view of a model with as many heads."""
-    before = comparable(view, pinned, choice, group) if choice.compare else None
-    if before is None:
-        return plots.share_map(cells, group, chosen=chosen, top=top, log=choice.log)
-    return plots_look.difference_map(cells, before, group, chosen=chosen)
-
-
-def comparable(
-    view: LookView, pinned: LookView | None, choice: Choice, group: str
-) -> np.ndarray | None:
-    """The pinned view's shares on a group: from the same position, or else from its last. (l, h)"""
-    if pinned is None or pinned.mass.shares.shape[:2] != view.mass.shares.shape[:2]:
-        return None
-    shares, groups = scaled(pinned, choice.scale)
-    if group not in groups:
-        return None
-    return shares[:, :, position(pinned, choice.at), groups.index(group)]
-
-
-def scaled(view: LookView, scale: str) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Shares, or shares of what is left without the sink. → (l, h, q, n), names of the n groups
+def without_sink(shares: np.ndarray, groups: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Shares of what is left without the sink. (…, n) → (…, n − 1), names of the groups left
 
     Where the sink takes everything nothing is left: NaN.
     """
-    shares, groups = view.mass.shares, view.mass.groups
-    if scale != SINKLESS:
-        return shares, groups
     kept = [index for index, name in enumerate(groups) if name != "sink"]
     rest = shares[..., kept]
     whole = rest.sum(-1, keepdims=True)
@@ -106,11 +63,48 @@ def scaled(view: LookView, scale: str) -> tuple[np.ndarray, tuple[str, ...]]:
     return left, tuple(groups[index] for index in kept)
 
 
-def strongest(view: LookView, group: str, scale: str) -> tuple[int, int]:
-    """The head that looks at a group most, from the last position. → layer, head"""
-    shares, groups = scaled(view, scale)
-    cells = shares[:, :, -1, groups.index(group if group in groups else "prompt")]
-    layer, head = np.unravel_index(int(np.nan_to_num(cells).argmax()), cells.shape)
+def scaled(
+    shares: np.ndarray, groups: Sequence[str], scale: str
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Shares of all attention, or of what is left without the sink."""
+    return without_sink(shares, groups) if scale == SINKLESS else (shares, tuple(groups))
+
+
+def seen(view: LookView, choice: Choice, at: int | None = None) -> tuple[np.ndarray, tuple]:
+    """What the map shows, for every group. → (l, h, n), names of the groups
+
+    From one position, or the mean over all but the first, which sees nothing but itself. Of a
+    mean the sink is taken out after averaging. at: instead of the choice's
+    """
+    shares = view.mass.shares
+    if choice.seen == MEAN:
+        cells = shares[:, :, min(1, shares.shape[2] - 1) :].mean(2)
+    else:
+        cells = shares[:, :, position(view, choice.at if at is None else at)]
+    return scaled(cells, view.mass.groups, choice.scale)
+
+
+def along(view: LookView, choice: Choice) -> tuple[np.ndarray, tuple[str, ...]]:
+    """The chosen head, seen from every kept position. → (q, n), names of the groups"""
+    layer, head = head_of(view, choice)
+    return scaled(view.mass.shares[layer, head], view.mass.groups, choice.scale)
+
+
+def group_of(groups: Sequence[str], choice: Choice) -> str:
+    """The group that is asked for, or the prompt where there is no such one."""
+    return choice.group if choice.group in groups else "prompt"
+
+
+def head_of(view: LookView, choice: Choice) -> tuple[int, int]:
+    n_layers, n_heads = view.mass.shares.shape[:2]
+    return min(choice.layer, n_layers - 1), min(choice.head, n_heads - 1)
+
+
+def strongest(view: LookView, choice: Choice) -> tuple[int, int]:
+    """The head that looks at a group most. → layer, head"""
+    shares, groups = seen(view, choice)
+    cells = np.nan_to_num(shares[..., groups.index(group_of(groups, choice))])
+    layer, head = np.unravel_index(int(cells.argmax()), cells.shape)
     return int(layer), int(head)
 
 
@@ -122,36 +116,49 @@ def position(view: LookView, at: int) -> int:
     return bisect.bisect_left(kept, at)
 
 
-def table(cells: np.ndarray | None, caption: str) -> str:
-    """The map as numbers. cells: (l, h)"""
-    if cells is None:
-        return "<p class='hint'>The numbers behind the map appear here.</p>"
-    heads = "".join(f"<th scope='col'>{head}</th>" for head in range(cells.shape[1]))
-    rows = "".join(
-        f"<tr><th scope='row'>{layer}</th>"
-        + "".join(f"<td>{_percent(share)}</td>" for share in row)
-        + "</tr>"
-        for layer, row in enumerate(cells)
-    )
-    return (
-        f"<div class='numbers' tabindex='0'><table><caption>{html.escape(caption)}, in percent: "
-        f"one row a layer, one column a head</caption><thead><tr><td></td>{heads}</tr></thead>"
-        f"<tbody>{rows}</tbody></table></div>"
-    )
+def labels_of(view: LookView) -> list[str]:
+    """What stands at every position, as people read it."""
+    return [token.text for token in view.mass.tokens for _ in token.ids]
 
 
-def _percent(share: float) -> str:
-    return "–" if np.isnan(share) else f"{100 * share:.1f}"
-
-
-def _summary(
-    view: LookView, shares: np.ndarray, groups: Sequence[str], group: str, seen: str
-) -> str:
-    """The mean over all heads as one bar that is also the legend, and the finding in words.
-
-    shares: (l, h, n), seen from one position
+def weights_of(
+    view: LookView, choice: Choice, asked: RowsView | None, first: int
+) -> tuple[list[float], float]:
+    """How much of every token of a window the chosen head takes, and the most that any but the
+    sink gets; nothing where the row is not kept.
     """
+    here = view.mass.positions[position(view, choice.at)]
+    row, _ = row_of(view, asked, *head_of(view, choice), here)
+    if row is None:
+        return [], 1.0
+    text = row.weights[row.n_slots :]
+    window = view.mass.tokens[first : first + WINDOW]
+    rest = text[1:] if len(text) > 1 else text
+    return [float(text[token.start : token.stop].sum()) for token in window], float(rest.max())
+
+
+def last_of(tokens: Sequence[Token], at: int) -> int:
+    """The last position of the token at a position: what its chip stands for."""
+    return next((token.stop - 1 for token in tokens if token.start <= at < token.stop), at)
+
+
+def place(view: LookView, choice: Choice, at: int | None = None) -> str:
+    """From where the map is seen, in words; HTML."""
+    kept = view.mass.positions
+    without = " (the sink left out)" if choice.scale == SINKLESS else ""
+    if choice.seen == MEAN and kept[-1] > 0:
+        some = "" if len(kept) == kept[-1] + 1 else f" {len(kept):,} of the"
+        return f"the mean over{some} {kept[-1]:,} tokens after the first{without}"
+    here = kept[position(view, choice.at if at is None else at)]
+    last = " (the last)" if here == kept[-1] else ""
+    return f"position {here}{last}, {chip(labels_of(view)[here])}{without}"
+
+
+def summary(view: LookView, choice: Choice) -> str:
+    """The mean over all heads as one bar that is also the legend, and the finding in words."""
+    shares, groups = seen(view, choice)
     shares = np.nan_to_num(shares)
+    group = group_of(groups, choice)
     heads = shares.sum(-1) > 0  # where something is left
     means = shares.sum((0, 1)) / max(1, int(heads.sum()))
     named = list(zip(groups, means, strict=True))
@@ -178,29 +185,61 @@ def _summary(
         else "No prefix is in front, so its share is 0."
     )
     return (
-        f"<div class='finding'><p>Seen from {seen}, on the mean of {int(heads.sum())} heads:</p>"
+        f"<div class='finding'><p>Seen from {place(view, choice)}, on the mean of "
+        f"{int(heads.sum())} heads:</p>"
         f"<div class='shares' aria-hidden='true'>{bar}</div><div class='keys'>{keys}</div>"
         f"<p class='hint'>{most} {front}</p></div>"
     )
 
 
-def _facts(title: str, shares: np.ndarray, groups: Sequence[str], seen: str) -> str:
+def facts(view: LookView, choice: Choice, *, filled: float | None = None) -> str:
+    """The chosen head in numbers, from the chosen token. filled: with what share a chip is full"""
+    layer, head = head_of(view, choice)
+    shares, groups = along(view, choice)
+    at = position(view, choice.at)
     told = ", ".join(
         f"{share:.1%} on {html.escape(name)}"
-        for name, share in zip(groups, shares, strict=True)
+        for name, share in zip(groups, shares[at], strict=True)
         if share > 0
     )
-    return f"<p class='hint'>{title}, seen from {seen}: {told or 'nothing but the sink'}.</p>"
+    here = view.mass.positions[at]
+    chips = (
+        ""
+        if filled is None
+        else f" Tokens above are filled by what this head gives them, full at {filled:.1%}."
+    )
+    return (
+        f"<p class='hint'>Layer {layer}, head {head}, seen from position {here}, "
+        f"{chip(labels_of(view)[here])}: {told or 'nothing but the sink'}.{chips}</p>"
+    )
+
+
+def table(cells: np.ndarray | None, caption: str) -> str:
+    """The map as numbers. cells: (l, h)"""
+    if cells is None:
+        return "<p class='hint'>The numbers behind the map appear here.</p>"
+    heads = "".join(f"<th scope='col'>{head}</th>" for head in range(cells.shape[1]))
+    rows = "".join(
+        f"<tr><th scope='row'>{layer}</th>"
+        + "".join(f"<td>{_percent(share)}</td>" for share in row)
+        + "</tr>"
+        for layer, row in enumerate(cells)
+    )
+    return (
+        f"<div class='numbers' tabindex='0'><table><caption>{html.escape(caption)}, in percent: "
+        f"one row a layer, one column a head</caption><thead><tr><td></td>{heads}</tr></thead>"
+        f"<tbody>{rows}</tbody></table></div>"
+    )
+
+
+def chip(text: str) -> str:
+    """A token in a sentence; HTML."""
+    return f"<span class='token plain'>{html.escape(text)}</span>"
+
+
+def _percent(share: float) -> str:
+    return "–" if np.isnan(share) else f"{100 * share:.1f}"
 
 
 def _class(group: str) -> str:
     return group if group in plots.GROUPS else "mark"
-
-
-def _chip(text: str) -> str:
-    return f"<span class='token plain'>{html.escape(text)}</span>"
-
-
-def _last_of(tokens: Sequence[Token], at: int) -> int:
-    """The last position of the token at a position: what its chip stands for."""
-    return next((token.stop - 1 for token in tokens if token.start <= at < token.stop), at)
