@@ -217,7 +217,7 @@ def _settings() -> list[gr.components.Component]:
                 precision=0,
                 minimum=0,
                 label="Seed",
-                info="Same seed, same words",
+                info="Same seed, same words.",
                 min_width=150,
             )
     return [manner, remember, n_new, temperature, top_p, seed]
