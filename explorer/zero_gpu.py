@@ -14,11 +14,13 @@ its work is a value (see `jobs`), so it travels. What the wrapper leaves open is
 - At the end of its time the platform kills the process. Here the work is stopped before.
 
 A process holds the model that it has loaded, and none that another one has: the first call of a new
-process starts CUDA and reads the weights from disk, in the visitor's time (SmolLM2-135M: about a
-second on two CPU cores, and as much for each further GB). The platform keeps a process for the
-next call where it can, of the same or another visitor; then the model is there already. Nothing
-else may be left behind in it, and nothing that it knows is known here: results are in the items or
-on the disk, which all processes share.
+process starts CUDA and reads the weights from disk, in the visitor's time (SmolLM2-135M without
+CUDA, on two busy cores: 3 s). The platform keeps a process for the next call where it can, of the
+same or another visitor; then the model is there already (0.1 s). Nothing else may be left behind in
+it, and nothing that it knows is known here: results are in the items, or on the disk that all
+processes share. Files are fetched before, where no GPU waits for them (`models.fetch`).
+
+A call that still waits for a GPU cannot be stopped; it ends as soon as it has one.
 
 Without the package, or elsewhere, `_call` is the plain function that it is.
 """

@@ -28,7 +28,7 @@ from gradio_client.exceptions import AppError
 
 from explorer import adapters, zero_gpu
 from explorer.errors import ExplorerError
-from explorer.jobs import Stop, Stopped, Worker
+from explorer.jobs import Stopped, Worker
 from explorer.zero_gpu import CALL, GRACE, ONE_CALL, RUN, elsewhere, run_seconds
 from tests.test_jobs import until
 from tests.test_train_app import ROWS, files_of
@@ -410,6 +410,6 @@ def test_a_process_that_the_platform_kills_leaves_a_run_that_goes_on(client, sch
         job.result(timeout=60)
     assert lent in (0, 1)
     assert "interrupted" in client.predict(run=run, api_name="/run_show")[0]
-    status, *_, outcome, loss, _, _, files = client.predict(run=run, api_name="/run_resume")
+    status, *_, loss, _, _, files = client.predict(run=run, api_name="/run_resume")
     assert "Training: done" in status and len(loss["data"][1]["x"]) == 40
     assert len(files_of(files)) == 1

@@ -84,9 +84,10 @@ def model_bar(page: Page, demo: gr.Blocks) -> None:
                 yield status, gr.skip()
             if job.state != "done":
                 return
-        job = page.start(session, loading(spec), "Loading the model")
+        job, card = page.start(session, loading(spec), "Loading the model"), gr.skip()
         for status, view in page.follow(job):
-            yield status, gr.skip() if view is None else _answered(view)
+            card = card if view is None else _answered(view)
+            yield status, card
         if job.item is not None:
             answered[spec] = job.item
             page.sessions.choose(session.id, spec)
