@@ -24,7 +24,7 @@ from explorer.session.curves import KINDS, comparing
 from explorer.session.force import examining, forcing, opening
 from explorer.session.force import trying as replaying
 from explorer.session.learn import measuring
-from explorer.session.look import finding, looking
+from explorer.session.look import finding, looking, pairing, reading
 from explorer.session.model import fetching, loading
 from explorer.session.order import DataChoice
 from explorer.session.runs import Runs
@@ -126,6 +126,8 @@ def works(folder, spec, runs, forced, trained, held):
             looking(spec, TEXT, n_new=2, groups={"cat": [1]}),
             *(looking(spec, TEXT, held=one) for one in held.values()),
         ],
+        pairing: [pairing(looking(spec, TEXT), looking(spec, TEXT, held=held["solved"]))],
+        reading: [reading(view, 3, 1, held["PMT"])],
         finding: [finding(view, "previous token"), finding(view, "most prefix", held["solved"])],
         comparing: [comparing(spec, KINDS[-1], held, longest=32, prompts=1)],
         forcing: [forcing(spec, FORCED)],

@@ -134,7 +134,7 @@ def _looking(
 
 
 def pairing(first: Work, second: Work) -> Work:
-    """→ a job that yields what `first` does, a LookView A in the end, and then B as Other
+    """→ a job that yields what `first` does, a LookView A in the end, and then both as Other
 
     first, second: jobs of `looking`
     """
@@ -142,10 +142,11 @@ def pairing(first: Work, second: Work) -> Work:
 
 
 def _pairing(first: Work, second: Work, stop: Stop) -> Iterator[Writing | LookView | Other]:
-    yield from first(stop)
-    for item in second(stop):
-        if isinstance(item, LookView):
-            yield Other(item)
+    for item in first(stop):
+        yield item
+    for other in second(stop):
+        if isinstance(other, LookView):
+            yield Other(other, item)
 
 
 def reading(view: LookView, position: int, layer: int, held: Held | None = None) -> Work:

@@ -61,9 +61,13 @@ class Writing:
 
 @dataclass(frozen=True)
 class Other:
-    """The second state, B: another text, or the same with something else in front."""
+    """The second state, B: another text, or the same with something else in front.
+
+    first: A, where one job has read both: of items in quick succession a page sees the last alone
+    """
 
     view: LookView
+    first: LookView | None = None
 
 
 @dataclass(frozen=True)

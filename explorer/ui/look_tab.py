@@ -172,21 +172,22 @@ def look_tab(page: Page) -> None:
 
     def followed(session: Session, work: Work, title: str, *drawn) -> Iterator[dict]:
         """Draw what a job of `looking` or `pairing` yields. drawn: group … log"""
-        choice = Choice(-1, -1, drawn[0], 0, 0, *drawn[1:])
+        choice, key = Choice(-1, -1, drawn[0], 0, 0, *drawn[1:]), None
         for status, item in page.follow(page.start(session, work, title)):
             news = {page.status: status}
             if isinstance(item, Writing):
                 figure = writing_figure(item, choice.group)
                 news |= placed({"map": live_map(item, choice), "written": figure})
-            elif isinstance(item, LookView):
-                choice, chosen = first_choice(item, choice)
+            view = item.first if isinstance(item, Other) else item
+            if isinstance(view, LookView) and view.key != key:
+                key, (choice, chosen) = view.key, first_choice(view, choice)
                 news |= chosen
                 page.sessions.forget(session.id, RowsView)
+                session = page.sessions.keep(session.id, view)
+                news |= placed(everything(view, choice, session.last(Other)))
+            if isinstance(item, Other):
                 session = page.sessions.keep(session.id, item)
-                news |= placed(everything(item, choice, session.last(Other)))
-            elif isinstance(item, Other):
-                session = page.sessions.keep(session.id, item)
-                news |= placed(pair(session.last(LookView), choice, item))
+                news |= placed(pair(view, choice, item))
             yield news
 
     def first_choice(view: LookView, choice: Choice) -> tuple[Choice, dict]:
