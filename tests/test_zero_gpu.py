@@ -327,6 +327,16 @@ def test_a_look_is_one_call_in_the_visitors_name(client, scheduler):
     assert len(scheduler.named("/release")) == len(scheduler.named("/schedule"))
 
 
+def test_two_states_are_read_in_one_call_and_both_are_shown(client, scheduler):
+    before = len(scheduler.named("/schedule"))
+    status, *shown = client.predict(
+        prompt_b="a dog ran by the road", prompt="the cat sat", n_new=0, api_name="/look_pair"
+    )
+    assert "both: done" in status and len(scheduler.named("/schedule")) == before + 1
+    drawn = [one for one in shown if isinstance(one, dict) and one.get("data")]
+    assert len(drawn) >= 4  # the map, A, B and what changes
+
+
 def test_a_forcing_is_proved_there_and_kept_here(client, scheduler):
     status, _, with_it, card, numbers, file = forced(client)
     assert "done" in status and "✓ Forced" in card and "the red fish ate snow ." in with_it
