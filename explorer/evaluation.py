@@ -108,22 +108,6 @@ def evaluate(
     )
 
 
-@torch.no_grad()
-def answered(
-    lm: LoadedModel,
-    texts: Sequence[str],
-    adapter: Adapter | None = None,
-    *,
-    wording: Wording | None = None,
-    n_new: int = 24,
-) -> list[str]:
-    """What the model says to texts, greedily; … marks an answer that goes on."""
-    wording = wording or Wording()
-    prompts = [example(lm, Row(text, ""), wording).prompt for text in texts]
-    with adapter.applied(lm) if adapter is not None else nullcontext():
-        return _decoded(lm, adapter, prompts, n_new)
-
-
 def likelihoods(
     lm: LoadedModel,
     adapter: Adapter | None,

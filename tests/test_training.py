@@ -14,7 +14,7 @@ from explorer import training
 from explorer.attention import patched
 from explorer.data import Dataset, Row, Split, read, split
 from explorer.errors import ExplorerError
-from explorer.evaluation import answered, evaluate, likelihoods
+from explorer.evaluation import evaluate, likelihoods
 from explorer.examples import Example, Wording, collate, example, shuffled
 from explorer.generate import stream
 from explorer.lm import ModelSpec, freeze
@@ -190,8 +190,9 @@ def test_likelihoods_equal_those_of_whole_texts(lm, adapted):
 
 def test_free_answers_are_greedy_decoding(tiny):
     texts = ["the cat sat on the mat", "rain", "the dog ran to the house and"]
-    found = answered(tiny, texts, wording=WORDING, n_new=6)
-    for text, said in zip(texts, found, strict=True):
+    rows = [Row(text, "a the a the a") for text in texts]  # six tokens with the end of text
+    found = evaluate(tiny, rows, wording=WORDING, generate=True)
+    for text, said in zip(texts, found.said, strict=True):
         ids = torch.tensor([example(tiny, Row(text, ""), WORDING).prompt])
         expected = [step.id for step in stream(tiny, ids, 6, stop_ids=(2,))]
         whole = expected[-1] == 2
