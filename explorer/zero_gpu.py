@@ -76,13 +76,14 @@ class _News:
     """What is new in the other process.
 
     note: a line and how much of it is done, or None    fresh: whether there is another item
-    late: whether its time was up before it was done    error: at its end
+    late: whether its time was up before it was done    over: whether this is all    error: why
     """
 
     note: tuple[str, float | None] | None = None
     item: Any = None
     fresh: bool = False
     late: bool = False
+    over: bool = False
     error: BaseException | None = None
 
 
@@ -100,19 +101,19 @@ def _relayed(work: Work, seconds: float, stop: Stop) -> Iterator[Any]:
             try:
                 if news.note is not None:
                     stop.note(*news.note)
-                if news.fresh and not stop.is_set():
+                if news.fresh and not news.over and not stop.is_set():
                     yield news.item
             except Stopped:
                 pass
             if stop.is_set():
                 leash.close()
-    if stop.is_set() and last.fresh:
+    if news.late and news.error is None and not stop.is_set():
+        stop.note(f"the {seconds:.0f} seconds of a call are over")
+        stop.set()
+    if last.fresh:  # once more if need be: what a watcher sees at the end is whole
         yield last.item
     if news.error is not None:
         raise news.error
-    if news.late:
-        stop.note(f"the {seconds:.0f} seconds of a call are over")
-        stop.set()
 
 
 class _Leashed(Stop):
@@ -150,6 +151,7 @@ class _Leashed(Stop):
         finally:
             if self._late:
                 self._say(late=True, **({} if self.answered else {"error": _too_long()}))
+            self._say(over=True)
             over.set()
 
     def _say(self, **news: Any) -> None:

@@ -76,6 +76,7 @@ def test_notes_come_in_between_and_the_last_item_always():
     job = here(partial(counting, 8, 0.1))
     reports = list(job.follow(min_interval=0))
     assert job.item == 7 and job.state == "done"
+    assert reports[-1].state == "done" and reports[-1].fresh and reports[-1].item == 7
     assert any(r.note.startswith("at ") and 0 < r.fraction < 1 for r in reports)
     assert {r.note for r in reports} >= {"Waiting for a GPU"}
 
@@ -329,11 +330,17 @@ def test_a_look_is_one_call_in_the_visitors_name(client, scheduler):
 
 def test_two_states_are_read_in_one_call_and_both_are_shown(client, scheduler):
     before = len(scheduler.named("/schedule"))
-    status, *shown = client.predict(
+    job = client.submit(
         prompt_b="a dog ran by the road", prompt="the cat sat", n_new=0, api_name="/look_pair"
     )
-    assert "both: done" in status and len(scheduler.named("/schedule")) == before + 1
-    drawn = [one for one in shown if isinstance(one, dict) and one.get("data")]
+    assert "both: done" in job.result(timeout=60)[0]
+    assert len(scheduler.named("/schedule")) == before + 1
+    drawn = {
+        place
+        for frame in job.outputs()
+        for place, one in enumerate(frame)
+        if isinstance(one, dict) and one.get("data")
+    }
     assert len(drawn) >= 4  # the map, A, B and what changes
 
 
