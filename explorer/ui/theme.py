@@ -33,4 +33,11 @@ def theme() -> gr.themes.Base:
         block_title_text_weight="600",
         button_primary_background_fill="*primary_600",
         button_primary_background_fill_hover="*primary_700",
+        button_cancel_background_fill="#b91c1c",
+        button_cancel_background_fill_hover="#991b1b",
+        link_text_color_visited="*secondary_700",
+        link_text_color_dark="*secondary_400",
+        link_text_color_active_dark="*secondary_400",
+        link_text_color_hover_dark="*secondary_300",
+        link_text_color_visited_dark="*secondary_400",
     )

@@ -35,6 +35,8 @@ def faults(page, axe) -> list[str]:
 def test_axe_finds_no_serious_fault(visit, axe, theme):
     page = visit(theme=theme)
     look(page)
+    # As it looks while something runs.
+    page.evaluate("document.querySelector('#stop').style.visibility = 'visible'")
     found = {}
     for place in PLACES:
         page.get_by_role("tab", name=place).click()
