@@ -167,9 +167,14 @@ def three_ways(lm: LoadedModel, slots: int = MAIN) -> dict[str, Contender]:
     """
     prefix = _instruction(lm, [slots])[slots]
     gated = BehindGate(prefix, OPENING)
+    return {"one softmax": InSoftmax(prefix), "gate": gated, "memory": poured(lm, prefix)}
+
+
+def poured(lm: LoadedModel, prefix: Prefix) -> PrefixMemory:
+    """A memory that starts from a prefix by Eq. 5, as loud as its slots behind a gate."""
     memory = _poured(lm, prefix)
-    _scale(memory, as_loud(lm, memory, gated))
-    return {"one softmax": InSoftmax(prefix), "gate": gated, "memory": memory}
+    _scale(memory, as_loud(lm, memory, BehindGate(prefix, OPENING)))
+    return memory
 
 
 def four_kinds(

@@ -1,6 +1,6 @@
 """The lessons' figures, one a step: numbers of `lessons.recipes` in, plotly figure out.
 
-x, y are where the step's sliders stand, as indices into `lessons.stops`.
+They take what the step's sliders stand at: `lessons.place`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from explorer.lessons import of_slots, place
 from explorer.plots import MARGIN
 
 Result = Mapping[str, Any]
@@ -21,11 +22,11 @@ _LEGEND = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
 
 
 def figure(number: int, result: Result, x: int, y: int) -> go.Figure:
-    """The figure of a step."""
-    return _FIGURES[number - 1](result, x, y)
+    """The figure of a step. x, y: where its sliders stand, as indices into `lessons.stops`"""
+    return _FIGURES[number - 1](result, *place(number, result, x, y))
 
 
-def _shares(result: Result, x: int, _: int) -> go.Figure:
+def _shares(result: Result, slots: int, _: None) -> go.Figure:
     """One bar for every number of slots, the chosen one framed: who gets the attention."""
     rows = result["rows"]
     labels = [str(row["slots"]) for row in rows]
@@ -43,27 +44,27 @@ def _shares(result: Result, x: int, _: int) -> go.Figure:
             textfont={"color": "white"},
             hovertemplate=f"%{{x}} slots: %{{y:.1%}} on {group}<extra></extra>",
         )
-    chosen = rows[x]["shares"]
+    chosen = of_slots(rows, slots)["shares"]
     _dress(
         drawn,
         "shares",
-        f"{labels[x]} slots in front: {chosen['prefix']:.0%} of attention on the prefix, "
+        f"{slots} slots in front: {chosen['prefix']:.0%} of attention on the prefix, "
         f"{chosen['sink']:.0%} on the sink, {chosen['prompt']:.0%} on the text.",
     )
-    drawn.update_layout(barmode="stack", bargap=0.25, shapes=[_frame(x)])
+    drawn.update_layout(barmode="stack", bargap=0.25, shapes=[_frame(labels.index(str(slots)))])
     drawn.update_layout(legend={**_LEGEND, "traceorder": "normal"})
     drawn.update_xaxes(title="slots in front", type="category")
     drawn.update_yaxes(title="share of attention", range=[0, 1], tickformat=".0%")
     return drawn
 
 
-def _one_softmax(result: Result, x: int, y: int) -> go.Figure:
+def _one_softmax(result: Result, slots: int, length: int) -> go.Figure:
     """Share against the length of the text: all prefixes faint, the chosen one with its first slot
     and without."""
     lengths = result["lengths"]
     drawn = go.Figure()
-    for index, curve in enumerate(result["curves"]):
-        if index != x:
+    for curve in result["curves"]:
+        if curve["slots"] not in (1, slots):
             drawn.add_scatter(
                 x=lengths,
                 y=curve["behind"],
@@ -73,8 +74,8 @@ def _one_softmax(result: Result, x: int, y: int) -> go.Figure:
                 showlegend=False,
                 hovertemplate=f"{curve['slots']} slots: %{{y:.1%}}<extra></extra>",
             )
-    curve = result["curves"][x]
-    _band(drawn, lengths, curve, PREFIX)
+    curve = of_slots(result["curves"], slots)
+    _band(drawn, lengths, curve["low"], curve["high"], PREFIX)
     drawn.add_scatter(
         x=lengths,
         y=curve["mean"],
@@ -101,59 +102,65 @@ def _one_softmax(result: Result, x: int, y: int) -> go.Figure:
     )
     _dress(
         drawn,
-        f"softmax {x}",
+        f"softmax {slots}",
         f"{curve['slots']} slots: from {lengths[0]} to {lengths[-1]} tokens of text the "
         f"instruction's share goes from {curve['behind'][0]:.1%} to {curve['behind'][-1]:.1%}, the "
         f"whole prefix's from {curve['mean'][0]:.0%} to {curve['mean'][-1]:.0%}.",
     )
-    _along(drawn, lengths, y)
+    _along(drawn, lengths, length)
     drawn.update_yaxes(title="share of attention", tickformat=".0%", rangemode="tozero")
     return drawn
 
 
-def _gate(result: Result, x: int, y: int) -> go.Figure:
-    """Added part over the text's part, against the length, in one softmax and behind the gate."""
-    lengths, opening = result["lengths"], result["openings"][x]
-    gate, soft = result["gates"][x], result["one softmax"]
+def _gate(result: Result, opening: float, length: int) -> go.Figure:
+    """How large the added part is, against the length: in one softmax and behind the gate."""
+    lengths = result["lengths"]
+    gate, soft = result["gates"][result["openings"].index(opening)], result["one softmax"]
     drawn = go.Figure()
-    _line(drawn, lengths, soft, "in one softmax", PREFIX)
-    _line(drawn, lengths, gate, f"behind a gate open by {opening}", OURS)
+    for band, name, colour in (
+        (soft, "in one softmax", PREFIX),
+        (gate, f"behind a gate open by {opening}", OURS),
+    ):
+        _band(drawn, lengths, band["size low"], band["size high"], colour)
+        drawn.add_scatter(
+            x=lengths,
+            y=band["size mean"],
+            name=name,
+            mode="lines+markers",
+            line={"color": colour, "width": 3},
+            hovertemplate=f"{name} %{{y:.3f}}<extra></extra>",
+        )
     _dress(
         drawn,
         "gate",
-        f"Gate open by {opening}: from {lengths[0]} to {lengths[-1]} tokens the added part goes "
-        f"from {gate['mean'][0]:.2f} to {gate['mean'][-1]:.2f} of the text's; in one softmax from "
-        f"{soft['mean'][0]:.2f} to {soft['mean'][-1]:.2f}.",
+        f"Gate open by {opening}: from {lengths[0]} to {lengths[-1]} tokens the size of what is "
+        f"added goes from {gate['size mean'][0]:.2f} to {gate['size mean'][-1]:.2f}; in one "
+        f"softmax from {soft['size mean'][0]:.2f} to {soft['size mean'][-1]:.2f}.",
     )
-    _along(drawn, lengths, y)
-    drawn.update_yaxes(title="‖added‖ / ‖text‖", rangemode="tozero")
+    _along(drawn, lengths, length)
+    drawn.update_yaxes(title="size of what is added", rangemode="tozero")
     return drawn
 
 
-def _memory(result: Result, x: int, _: int) -> go.Figure:
+def _memory(result: Result, slots: int, _: None) -> go.Figure:
     """Eigenvalues of what each way adds to a head, over their largest."""
-    lines = result["spectra"]
-    sizes = [line["slots"] for line in lines if line["slots"]]
+    both = of_slots(result["spectra"], slots)
+    lines = {
+        f"{slots} slots in front": (both["front"], PREFIX, "solid"),
+        f"these {slots} poured into M": (both["poured"], OURS, "dash"),
+        f"M trained, {result['steps']} steps": (result["trained"], OURS, "solid"),
+    }
     drawn = go.Figure()
-    for line in lines:
-        if line["slots"] and line["slots"] != sizes[x]:
-            continue
-        ours = not line["slots"]
-        trained = "trained" in line["name"]
-        kept = [value for value in line["decay"] if value > 1e-9]
+    for name, (line, colour, dash) in lines.items():
         drawn.add_scatter(
-            x=list(range(1, len(kept) + 1)),
-            y=kept,
-            name=f"{line['name']}: {line['axes']:.1f} axes",
-            mode="lines+markers" if len(kept) < 3 else "lines",
-            line={
-                "color": OURS if ours else PREFIX,
-                "width": 3,
-                "dash": "dash" if ours and not trained else "solid",
-            },
-            hovertemplate=f"{line['name']}, axis %{{x}}: %{{y:.2e}}<extra></extra>",
+            x=list(range(1, len(line["decay"]) + 1)),
+            y=line["decay"],
+            name=f"{name}: {line['axes']:.1f} axes",
+            mode="lines+markers" if len(line["decay"]) < 3 else "lines",
+            line={"color": colour, "width": 3, "dash": dash},
+            hovertemplate=f"{name}, axis %{{x}}: %{{y:.2e}}<extra></extra>",
         )
-    told = ", ".join(f"{line['name']} {line['axes']:.1f}" for line in lines)
+    told = ", ".join(f"{name} {line['axes']:.1f}" for name, (line, *_) in lines.items())
     _dress(drawn, "memory", f"Axes used by what is added to a head: {told}.")
     drawn.update_xaxes(
         title="axis of the head, largest first", range=[0.5, result["head_dim"] + 0.5]
@@ -164,12 +171,12 @@ def _memory(result: Result, x: int, _: int) -> go.Figure:
     return drawn
 
 
-def _cache(result: Result, x: int, _: int) -> go.Figure:
+def _cache(result: Result, number: int, _: None) -> go.Figure:
     """What gives a solved prefix away, beside an ordinary one."""
     names = ("covered", "prompt_effect")
     words = (
         "attention in the<br>head that<br>listens least",
-        "effect of the<br>question on<br>the answer",
+        "what the question<br>still changes<br>in the answer",
     )
     drawn = go.Figure()
     for name, colour in (("ordinary prefix", SINK), ("solved prefix", PREFIX)):
@@ -184,7 +191,7 @@ def _cache(result: Result, x: int, _: int) -> go.Figure:
             cliponaxis=False,
             hovertemplate=f"{name}: %{{y:.2%}}<extra></extra>",
         )
-    said, solved = result["said"][x], result["signs"]["solved prefix"]
+    said, solved = result["said"][number - 1], result["signs"]["solved prefix"]
     _dress(
         drawn,
         "cache",
@@ -201,22 +208,12 @@ def _cache(result: Result, x: int, _: int) -> go.Figure:
 _FIGURES = (_shares, _one_softmax, _gate, _memory, _cache)
 
 
-def _line(drawn: go.Figure, lengths: Sequence[int], band: Result, name: str, colour: str) -> None:
-    _band(drawn, lengths, band, colour)
-    drawn.add_scatter(
-        x=lengths,
-        y=band["mean"],
-        name=name,
-        mode="lines+markers",
-        line={"color": colour, "width": 3},
-        hovertemplate=f"{name} %{{y:.3f}}<extra></extra>",
-    )
-
-
-def _band(drawn: go.Figure, lengths: Sequence[int], band: Result, colour: str) -> None:
+def _band(
+    drawn: go.Figure, lengths: Sequence[int], low: Sequence, high: Sequence, colour: str
+) -> None:
     """Least to largest over the texts."""
     clear, soft = (colour.replace(")", f"-{ending})") for ending in ("clear", "soft"))
-    for values, fill in ((band["low"], None), (band["high"], "tonexty")):
+    for values, fill in ((low, None), (high, "tonexty")):
         drawn.add_scatter(
             x=lengths,
             y=values,
@@ -229,14 +226,14 @@ def _band(drawn: go.Figure, lengths: Sequence[int], band: Result, colour: str) -
         )
 
 
-def _along(drawn: go.Figure, lengths: Sequence[int], y: int) -> None:
+def _along(drawn: go.Figure, lengths: Sequence[int], length: int) -> None:
     drawn.update_xaxes(
         title="tokens of text",
         type="log",
         tickvals=list(lengths),
         ticktext=[str(length) for length in lengths],
     )
-    drawn.add_vline(x=lengths[y], line={"color": "var(--body-text-color)", "width": 1.5})
+    drawn.add_vline(x=length, line={"color": "var(--body-text-color)", "width": 1.5})
 
 
 def _dress(drawn: go.Figure, of: str, alt: str) -> None:

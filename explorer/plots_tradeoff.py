@@ -20,6 +20,7 @@ TITLES: dict[Measure, str] = {
     "behind": "share without the first slot",
     "ratio": "‖added‖ / ‖rest‖",
     "part": "‖added‖ / (‖added‖ + ‖rest‖)",
+    "size": "‖added‖",
 }
 
 
@@ -52,7 +53,7 @@ def tradeoff_chart(found: TradeOff, measure: Measure, along: Along = "length") -
         ticks = sorted({x for _, _, xs, _ in lines for x in xs if x.bit_count() == 1})
         if not told:
             told.append("nothing here comes in several numbers of slots")
-    title = "tokens of text" if along == "length" else f"slots in front of {at} tokens of text"
+    title = "tokens of text" if along == "length" else f"slots, in front of {at} tokens"
     _dress(figure, measure, f"trade-off {measure} {along}", title, ticks)
     figure.update_layout(meta={"alt": f"{TITLES[measure]}: {'; '.join(told) or 'nothing yet'}."})
     return figure
@@ -148,7 +149,7 @@ def _dress(
         hovermode="x unified",
         uirevision=revision,
         showlegend=True,
-        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
+        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
     )
     figure.update_xaxes(
         title=title,

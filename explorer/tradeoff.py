@@ -7,7 +7,7 @@ softmax have no share at all. Two measures, never mixed:
 - share: α of what stands in one softmax with the text; NaN for everything else
   (behind: without the first slot, which may have taken the sink's place)
 - ratio: ‖b‖ / ‖a·o_X‖, the added part against the rest, for every method of the form a·o_X + b
-  (part: the same between 0 and 1, ‖b‖ / (‖b‖ + ‖a·o_X‖), for figures)
+  (part: the same between 0 and 1, ‖b‖ / (‖b‖ + ‖a·o_X‖), for figures; size: ‖b‖ alone)
 
 and for gates their opening |tanh g|. Causal attention lets one pass over the longest text give
 every length: the query at position n − 1 has seen n tokens. Long texts are read in blocks, with a
@@ -45,7 +45,8 @@ LENGTHS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 WINDOW = 4  # queries averaged at each length: a single one depends on its word
 FIRST = 128  # lengths up to this are measured for everything first, so that there is a picture
 
-Measure = Literal["share", "behind", "ratio", "part"]
+Measure = Literal["share", "behind", "ratio", "part", "size"]
+ARRAYS = ("share", "ratio", "first", "size")  # of a curve
 # One thing, or the same in several numbers of slots
 Family = Contender | Prefix | Mapping[int, Contender | Prefix]
 
@@ -57,7 +58,7 @@ class Curve:
     share: (r, n, l, h) α, NaN where the method is not in the softmax
     first: (r, n, l, h) the part of α on the first slot. Where the slots are what a text left in
            the cache, that is the text's first token, on which trained models park attention
-    ratio: (r, n, l, h) ‖b‖ / ‖a·o_X‖, NaN where a layer is left alone
+    ratio, size: (r, n, l, h) ‖b‖ / ‖a·o_X‖ and ‖b‖, NaN where a layer is left alone
     slots: of a layer, 0 where there are none    gate: mean |tanh g|, NaN without a gate
     kind: the name without the number of slots    brief: measured on short texts only
     Lengths that are not measured yet are NaN.
@@ -68,12 +69,13 @@ class Curve:
     share: np.ndarray
     ratio: np.ndarray
     first: np.ndarray
+    size: np.ndarray
     gate: float = np.nan
     kind: str = ""
     brief: bool = False
 
     def line(self, measure: Measure = "share") -> np.ndarray:
-        """Mean over heads of a share, or median over heads of the ratio. → (r, n)
+        """Mean over heads of a share, or median over heads of ratio or size. → (r, n)
 
         behind: the share without the first slot    part: ratio / (1 + ratio)
         """
@@ -84,7 +86,7 @@ class Curve:
         flat = values.reshape(*values.shape[:2], -1)
         told = np.isfinite(flat).any(-1)
         line = np.full(flat.shape[:2], np.nan)
-        over = np.nanmedian if measure == "ratio" else np.nanmean
+        over = np.nanmedian if measure in ("ratio", "size") else np.nanmean
         line[told] = over(flat[told], axis=-1)
         return line
 
@@ -176,7 +178,7 @@ def measured(
     empty = np.full((len(texts), len(lengths), lm.geometry.n_layers, lm.geometry.n_heads), np.nan)
     curves = [
         Curve(
-            *(entry.name, entry.slots, empty.copy(), empty.copy(), empty.copy()),
+            *(entry.name, entry.slots, *(empty.copy() for _ in ARRAYS)),
             *(_opening(entry.contender), entry.kind, entry.brief),
         )
         for entry in entries
@@ -185,9 +187,8 @@ def measured(
     work, read = sum(_tokens(entries[at], asked) for _, at, asked in turns), 0
     for row, at, asked in turns:
         for inside, meter in _reading(lm, entries[at].contender, texts[row], asked):
-            curves[at].share[row, inside] = meter.share
-            curves[at].ratio[row, inside] = meter.ratio
-            curves[at].first[row, inside] = meter.first
+            for name in ARRAYS:
+                getattr(curves[at], name)[row, inside] = getattr(meter, name)
             yield _copied(lengths, curves, complete=False, done=read / work)
         read += _tokens(entries[at], asked)
     yield _copied(lengths, curves, complete=True, done=1.0)
@@ -241,8 +242,7 @@ def _copied(
 ) -> TradeOff:
     """What leaves is never written to again."""
     whole = tuple(
-        replace(one, share=one.share.copy(), ratio=one.ratio.copy(), first=one.first.copy())
-        for one in curves
+        replace(one, **{name: getattr(one, name).copy() for name in ARRAYS}) for one in curves
     )
     return TradeOff(lengths, whole, complete, done)
 
@@ -251,7 +251,7 @@ class _Meter:
     """The patch that applies a contender and notes what it weighs.
 
     ends: after how many queries of the block a length is reached
-    share, first, ratio: (n, l, h), one for each end
+    share, ratio, first, size: (n, l, h), one for each end
     """
 
     def __init__(self, lm: LoadedModel, one: Contender, ends: Sequence[int]) -> None:
@@ -263,7 +263,7 @@ class _Meter:
                 "Leave it out: it has neither share nor ratio.",
             )
         self.slots = one.prefix.layers if isinstance(one, InSoftmax) else None
-        self.share, self.first, self.ratio = (np.full(shape, np.nan) for _ in range(3))
+        self.share, self.ratio, self.first, self.size = (np.full(shape, np.nan) for _ in ARRAYS)
 
     def __call__(self, call: AttentionCall) -> Output:
         (output, weights), call = run_and_total(call)  # (b, q, h, d)
@@ -278,6 +278,7 @@ class _Meter:
             rows = slice(max(0, end - WINDOW), end)
             louder, quieter = (x[0, :, rows].norm(dim=-1).mean(-1) for x in (added, text))
             self.ratio[index, call.layer] = (louder / quieter.clamp(min=1e-12)).cpu().numpy()
+            self.size[index, call.layer] = louder.cpu().numpy()
             if rest is None:
                 continue
             alpha = 1 - rest[0, :, rows]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,86 +75,121 @@ def result_of(number: int) -> Result:
 
 
 def stops(number: int, result: Result) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """What the step's two sliders can stand at; an empty tuple is a slider that is not there."""
+    """What the step's two sliders can stand at; an empty tuple is a slider that is not there.
+
+    Only what makes a question: one slot has no instruction behind it, and a text does not grow
+    from the shortest length to the shortest.
+    """
     if number == 1:
-        return tuple(row["slots"] for row in result["rows"]), ()
+        return tuple(row["slots"] for row in result["rows"] if row["slots"]), ()
     if number == 2:
-        return tuple(curve["slots"] for curve in result["curves"]), tuple(result["lengths"])
+        slots = tuple(curve["slots"] for curve in result["curves"] if curve["slots"] > 1)
+        return slots, tuple(result["lengths"])
     if number == 3:
-        return tuple(result["openings"]), tuple(result["lengths"])
+        return tuple(result["openings"]), tuple(result["lengths"][1:])
     if number == 4:
-        return tuple(line["slots"] for line in result["spectra"] if line["slots"]), ()
+        return tuple(one["slots"] for one in result["spectra"]), ()
     return tuple(range(1, len(result["said"]) + 1)), ()
 
 
 def start(number: int, result: Result) -> tuple[int, int]:
     """Where the sliders stand at first: indices into `stops`."""
     first, second = stops(number, result)
-    wanted = {1: (8, None), 2: (16, 128), 3: (0.5, 128), 4: (4, None), 5: (3, None)}[number]
+    wanted = {1: (8, None), 2: (16, 128), 3: (0.5, 128), 4: (8, None), 5: (3, None)}[number]
     return tuple(
         offered.index(one) if one in offered else max(0, len(offered) - 1)
         for one, offered in zip(wanted, (first, second), strict=True)
     )
 
 
+def place(number: int, result: Result, x: int, y: int) -> tuple[Any, Any]:
+    """What the sliders stand at, x and y being indices into `stops`; None for one not there."""
+    first, second = stops(number, result)
+    return tuple(
+        offered[min(max(at, 0), len(offered) - 1)] if offered else None
+        for at, offered in zip((x, y), (first, second), strict=True)
+    )
+
+
+def of_slots(rows: Sequence[Result], slots: int) -> Result:
+    """The entry with this number of slots."""
+    return next(row for row in rows if row["slots"] == slots)
+
+
 def facts(number: int, result: Result, x: int, y: int) -> dict[str, Any]:
     """The numbers that question and feedback speak of. x, y: indices into `stops`"""
-    first, second = stops(number, result)
-    x = min(max(x, 0), len(first) - 1)
-    y = min(max(y, 0), max(0, len(second) - 1))
-    if number == 1:
-        row = result["rows"][x]
-        plain = result["rows"][0]
-        return {
-            "slots": row["slots"],
-            **row["shares"],
-            "sink_without": plain["shares"]["sink"],
-            "next": row["next"][0][0].strip("·"),
-            "next_without": plain["next"][0][0].strip("·"),
-            "words": " ".join(w.strip("·") for w in result["words"][: row["slots"]]) or "nothing",
-        }
-    if number == 2:
-        curve = result["curves"][x]
-        return {
-            "slots": first[x],
-            "length": second[y],
-            "shortest": second[0],
-            "behind": curve["behind"][y],
-            "behind_short": curve["behind"][0],
-            "first": curve["mean"][y] - curve["behind"][y],
-            "rest": 1 - curve["mean"][y],
-        }
-    if number == 3:
-        gate, soft = result["gates"][x]["mean"], result["one softmax"]["mean"]
-        return {
-            "opening": first[x],
-            "shortest": second[0],
-            "length": second[y],
-            "gate_short": gate[0],
-            "gate_long": gate[y],
-            "soft_short": soft[0],
-            "soft_long": soft[y],
-            "silent": result["silent"],
-        }
-    if number == 4:
-        lines = {line["slots"]: line for line in result["spectra"] if line["slots"]}
-        memory = [line for line in result["spectra"] if not line["slots"]]
-        return {
-            "slots": first[x],
-            "head_dim": result["head_dim"],
-            "axes": lines[first[x]]["axes"],
-            "memory_axes": memory[-1]["axes"],
-            "memory": memory[-1]["name"],
-        }
-    said, signs = result["said"][x], result["signs"]
+    return _FACTS[number - 1](result, *place(number, result, x, y))
+
+
+def _prefix(result: Result, slots: int, _: None) -> dict[str, Any]:
+    row, plain = of_slots(result["rows"], slots), of_slots(result["rows"], 0)
     return {
-        **said,
-        "target": result["target"],
-        "coverage": signs["solved prefix"]["covered"],
-        "ordinary": signs["ordinary prefix"]["covered"],
-        "megabytes": result["megabytes"],
-        "forced": said["forced"],
+        "slots": slots,
+        **row["shares"],
+        "sink_without": plain["shares"]["sink"],
+        "next": row["next"][0][0].strip("·"),
+        "next_without": plain["next"][0][0].strip("·"),
     }
+
+
+def _one_softmax(result: Result, slots: int, length: int) -> dict[str, Any]:
+    curve, at = of_slots(result["curves"], slots), result["lengths"].index(length)
+    return {
+        "slots": slots,
+        "length": length,
+        "shortest": result["lengths"][0],
+        "behind": curve["behind"][at],
+        "behind_short": curve["behind"][0],
+        "first": curve["mean"][at] - curve["behind"][at],
+        "rest": 1 - curve["mean"][at],
+    }
+
+
+def _gate(result: Result, opening: float, length: int) -> dict[str, Any]:
+    gate = result["gates"][result["openings"].index(opening)]
+    soft, at = result["one softmax"], result["lengths"].index(length)
+    return {
+        "opening": opening,
+        "shortest": result["lengths"][0],
+        "length": length,
+        "gate_short": gate["size mean"][0],
+        "gate_long": gate["size mean"][at],
+        "soft_short": soft["size mean"][0],
+        "soft_long": soft["size mean"][at],
+        "part_short": gate["mean"][0],
+        "part_long": gate["mean"][at],
+        "soft_part_long": soft["mean"][at],
+        "silent": result["silent"],
+    }
+
+
+def _memory(result: Result, slots: int, _: None) -> dict[str, Any]:
+    both = of_slots(result["spectra"], slots)
+    return {
+        "slots": slots,
+        "head_dim": result["head_dim"],
+        "axes": both["front"]["axes"],
+        "poured_axes": both["poured"]["axes"],
+        "trained_axes": result["trained"]["axes"],
+        "steps": result["steps"],
+    }
+
+
+def _cache(result: Result, number: int, _: None) -> dict[str, Any]:
+    ordinary, solved = (result["signs"][f"{kind} prefix"] for kind in ("ordinary", "solved"))
+    return {
+        **result["said"][number - 1],
+        "target": result["target"],
+        "tokens": result["tokens"],
+        "gap": result["gap"],
+        "coverage": solved["covered"],
+        "ordinary": ordinary["covered"],
+        "effect": solved["prompt_effect"],
+        "ordinary_effect": ordinary["prompt_effect"],
+    }
+
+
+_FACTS = (_prefix, _one_softmax, _gate, _memory, _cache)
 
 
 def answer(number: int, result: Result, x: int, y: int) -> int:
@@ -167,7 +202,6 @@ def answer(number: int, result: Result, x: int, y: int) -> int:
     if number == 3:  # below half, within a factor of two, more than double
         before, after = known["gate_short"], known["gate_long"]
         return sum(after >= edge * before for edge in (0.5, 2)) if before else 1
-    if number == 4:  # fewer than 2, from there to half the number of slots, more
-        axes = known["axes"]
-        return 0 if axes < 2 else 1 if axes <= known["slots"] / 2 else 2
+    if number == 4:  # fewer than 2, 2 to 4, more than 4
+        return sum(known["axes"] >= edge for edge in (2, 4))
     return 0 if known["forced"] else 1  # the text, something else

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 
 from explorer import text
-from explorer.contenders import BehindGate, order, prefixes, sentences, three_ways
+from explorer.contenders import BehindGate, order, poured, prefixes, sentences
 from explorer.detection import Signs, signs
-from explorer.forcing import force, placed
-from explorer.generate import greedy
+from explorer.forcing import ForcedPrefix, force, placed
+from explorer.generate import greedy, stop_tokens
 from explorer.lm import LoadedModel
-from explorer.methods import methods
+from explorer.methods import Adapter, methods
 from explorer.prefix import Prefix
 from explorer.shares import mass
-from explorer.spectra import Spectrum, spectrum
+from explorer.spectra import spectrum
 from explorer.tradeoff import TradeOff, measured
 from explorer.training import train
 
@@ -36,8 +36,9 @@ SETTINGS = {
     "live lengths": [8, 16, 32, 64, 128],
     "prompts": 2,
     "openings": [0.0, 0.1, 0.25, 0.5, 0.75, 1.0],
-    "three ways": 8,
-    "spectra": [1, 4, 16],
+    "gate slots": 8,
+    "spectra": [2, 4, 8, 16, 32],
+    "live spectra": [2, 8],
     "positions": 256,
     "training": {"data": "requests", "steps": 10, "seed": 0},
     "target": "The answer is 42. Please bring a towel.",
@@ -46,8 +47,12 @@ SETTINGS = {
         "Who are you?",
         "Write a poem about rain.",
         "How do I bake bread?",
+        "Where does the sun go down?",
     ],
+    "known": 4,
 }
+
+ROUNDING = 1e-6  # of the largest eigenvalue: below it there is float32 alone
 
 Note = Callable[[str], None]
 Result = dict
@@ -83,8 +88,7 @@ def what_a_prefix_is(lm: LoadedModel, live: bool = False, note: Note = _silent) 
                 ],
             }
         )
-    words = [one.text for one in text.display(lm.tokenizer, order(lm, 32)[0].tolist())]
-    return {"prompt": SETTINGS["prompt"], "rows": rows, "words": words}
+    return {"prompt": SETTINGS["prompt"], "rows": rows}
 
 
 def one_softmax(lm: LoadedModel, live: bool = False, note: Note = _silent) -> Result:
@@ -104,92 +108,118 @@ def one_softmax(lm: LoadedModel, live: bool = False, note: Note = _silent) -> Re
 
 
 def the_gate(lm: LoadedModel, live: bool = False, note: Note = _silent) -> Result:
-    """Ratio of the added part, in one softmax and behind gates; and that a shut gate is silent."""
-    prefix = Prefix.of_text(lm, order(lm, SETTINGS["three ways"]))
+    """Size of the added part, in one softmax and behind gates; and that a shut gate is silent.
+
+    size: ‖added‖    mean, low, high: ‖added‖ / ‖rest‖
+    """
+    prefix = Prefix.of_text(lm, order(lm, SETTINGS["gate slots"]))
     gates = {f"gate {g}": BehindGate(prefix, g) for g in SETTINGS["openings"]}
     found = _curves(lm, {"one softmax": prefix, **gates}, live, note)
-    method = methods("train")["zero-gate"]
-    adapter = method.build(lm, method.config(), 0)
-    ids = sentences(lm, 32)
-    with torch.no_grad():
-        plain = lm.logits(ids)
-        with adapter.applied(lm):
-            silent = (lm.logits(ids) - plain).abs().max()
     return {
         "lengths": list(found.lengths),
         "openings": SETTINGS["openings"],
-        "one softmax": _band(found.curve("one softmax").band("ratio")),
-        "share": _band(found.curve("one softmax").band("share")),
-        "gates": [_band(found.curve(name).band("ratio")) for name in gates],
-        "silent": _number(silent),
+        "one softmax": _sizes(found, "one softmax"),
+        "gates": [_sizes(found, name) for name in gates],
+        "silent": silence(lm),
     }
 
 
+@torch.no_grad()
+def silence(lm: LoadedModel) -> float:
+    """The largest change of any logit by an adapter with gates, before it is trained."""
+    method = methods("train")["zero-gate"]
+    adapter = method.build(lm, method.config(), 0)
+    ids = sentences(lm, 32)
+    plain = lm.logits(ids)
+    with adapter.applied(lm):
+        return _number((lm.logits(ids) - plain).abs().max())
+
+
 def the_memory(lm: LoadedModel, live: bool = False, note: Note = _silent) -> Result:
-    """One prefix three ways: along the lengths, and the spectrum of what each adds."""
-    ways = three_ways(lm, SETTINGS["three ways"])
-    found = _curves(lm, ways, live, note)
-    texts = [sentences(lm, SETTINGS["positions"])[0].tolist()]
-    method = methods("train")["prefix-tuning"]
-    lines = []
-    for n in SETTINGS["spectra"]:
-        note(f"spectrum of {n} slots")
-        adapter = method.build(lm, method.config(slots=n))
-        adapter.start_from(Prefix.of_text(lm, order(lm, n)))
-        lines.append(_spectrum(f"{n} slots", n, spectrum(lm, adapter, texts)))
-    note("spectrum of the memory")
-    lines.append(_spectrum("memory, Eq. 5", 0, spectrum(lm, ways["memory"], texts)))
-    if not live:
-        note("training a memory")
-        how = SETTINGS["training"]
-        *_, last = train(
-            lm, how["data"], method="prefix-memory", steps=how["steps"], seed=how["seed"]
-        )
-        lines.append(_spectrum("memory, trained", 0, spectrum(lm, last.adapter, texts)))
+    """Spectra of what one prefix adds in front of the text, and poured into a memory by Eq. 5; and
+    of a memory that was trained instead, from zero."""
+    both = []
+    for n in SETTINGS["live spectra" if live else "spectra"]:
+        note(f"spectra of {n} slots")
+        both.append({"slots": n, "front": in_front(lm, n), "poured": poured_in(lm, n)})
+    note("training a memory")
     return {
-        "lengths": list(found.lengths),
-        "ways": {curve.name: _band(curve.band("ratio")) for curve in found.curves},
-        "spectra": lines,
+        "spectra": both,
+        "trained": trained(lm, note),
+        "steps": SETTINGS["training"]["steps"],
         "head_dim": lm.geometry.head_dim,
     }
 
 
+def in_front(lm: LoadedModel, n: int) -> Result:
+    """Spectrum of what n slots of the instruction add."""
+    method = methods("train")["prefix-tuning"]
+    adapter = method.build(lm, method.config(slots=n))
+    adapter.start_from(Prefix.of_text(lm, order(lm, n)))
+    return _spectrum(lm, adapter)
+
+
+def poured_in(lm: LoadedModel, n: int) -> Result:
+    """Spectrum of what a memory adds into which these slots were poured."""
+    return _spectrum(lm, poured(lm, Prefix.of_text(lm, order(lm, n))))
+
+
+def trained(lm: LoadedModel, note: Note = _silent) -> Result:
+    """Spectrum of what a memory adds that was trained from zero."""
+    how = SETTINGS["training"]
+    steps = train(lm, how["data"], method="prefix-memory", steps=how["steps"], seed=how["seed"])
+    for step in steps:
+        note(f"training a memory, step {step.step} of {how['steps']}")
+    return _spectrum(lm, step.adapter)
+
+
 def the_cache(lm: LoadedModel, live: bool = False, note: Note = _silent) -> Result:  # noqa: ARG001
     """One solved prefix on several prompts, and the traces by which it is told from others."""
-    asked, target = SETTINGS["asked"], SETTINGS["target"]
-    chat = bool(getattr(lm.tokenizer, "chat_template", None))
     note("solving")
-    forced = force(lm, target=target, prompt=asked[0], others=tuple(asked[1:]), chat=chat)
+    forced = solved(lm)
     said = []
-    for prompt in asked:
+    for prompt in SETTINGS["asked"]:
         note(prompt)
-        ids = text.encode(lm, prompt, chat=chat)
-        n = len(forced.target)
-        put, start = placed(lm, forced.solved, ids.shape[1])
-        with_it = greedy(lm, ids, n, applied=lambda put=put: put.applied(lm), start=start)
-        without = greedy(lm, ids, n)
-        said.append(
-            {
-                "prompt": prompt,
-                "without": text.decode(lm.tokenizer, without[0].tolist()),
-                "with": text.decode(lm.tokenizer, with_it[0].tolist()),
-                "forced": tuple(with_it[0].tolist()) == forced.target,
-            }
-        )
+        said.append(answers(lm, forced, prompt))
     note("traces")
-    ordinary = Prefix.of_text(lm, order(lm, SETTINGS["three ways"]))
+    ordinary = Prefix.of_text(lm, order(lm, SETTINGS["gate slots"]))
     return {
-        "target": target,
+        "target": SETTINGS["target"],
         "said": said,
-        "slots": forced.proof.slots,
-        "megabytes": _number(forced.proof.n_bytes / 1e6),
+        "tokens": len(forced.target),
         "gap": _number(forced.proof.gap),
-        "coverage": _number(forced.proof.coverage),
         "signs": {
             "ordinary prefix": _signs(signs(lm, ordinary)),
             "solved prefix": _signs(signs(lm, forced.solved)),
         },
     }
+
+
+def solved(lm: LoadedModel) -> ForcedPrefix:
+    """Slots for the target, solved with all questions but the last ones in view."""
+    first, *others = SETTINGS["asked"][: SETTINGS["known"]]
+    return force(lm, target=SETTINGS["target"], prompt=first, others=tuple(others), chat=_chat(lm))
+
+
+def answers(lm: LoadedModel, forced: ForcedPrefix, prompt: str) -> Result:
+    """What the model says to a question, without the slots and with them."""
+    ids = text.encode(lm, prompt, chat=_chat(lm))
+    n, ends = len(forced.target), stop_tokens(lm)
+    put, start = placed(lm, forced.solved, ids.shape[1])
+    with_it = greedy(lm, ids, n, applied=lambda: put.applied(lm), start=start)[0].tolist()
+    without = greedy(lm, ids, n)[0].tolist()
+    end = next((at for at, token in enumerate(without) if token in ends), n)
+    return {
+        "prompt": prompt,
+        "without": text.decode(lm.tokenizer, without[:end]).strip() + ("" if end < n else " …"),
+        "with": text.decode(lm.tokenizer, with_it),
+        "forced": tuple(with_it) == forced.target,
+        "right": next((i for i in range(n) if with_it[i] != forced.target[i]), n),
+    }
+
+
+def _chat(lm: LoadedModel) -> bool:
+    return bool(getattr(lm.tokenizer, "chat_template", None))
 
 
 RECIPES: tuple[Callable[..., Result], ...] = (
@@ -218,15 +248,21 @@ def _band(band: tuple[np.ndarray, np.ndarray, np.ndarray]) -> Result:
     }
 
 
-def _spectrum(name: str, slots: int, found: Spectrum) -> Result:
-    """decay: eigenvalues over the largest of their head, mean over the heads that add anything"""
+def _sizes(found: TradeOff, name: str) -> Result:
+    curve = found.curve(name)
+    size = {f"size {key}": line for key, line in _band(curve.band("size")).items()}
+    return {**_band(curve.band("ratio")), **size}
+
+
+def _spectrum(lm: LoadedModel, adapter: Adapter) -> Result:
+    """decay: eigenvalues over the largest of their head, mean over the heads that add anything, as
+    far as they are more than rounding    axes: effective rank, mean over heads"""
+    found = spectrum(lm, adapter, [sentences(lm, SETTINGS["positions"])[0].tolist()])
     first = found.eigenvalues[..., :1]
     each = np.divide(found.eigenvalues, first, where=first > 0, out=0 * found.eigenvalues)
     decay = each[first[..., 0] > 0].mean(0)
     return {
-        "name": name,
-        "slots": slots,
-        "decay": [_number(x) for x in decay],
+        "decay": [_number(x) for x in decay if x > ROUNDING],
         "axes": _number(found.axes_used),
     }
 

@@ -16,7 +16,16 @@ from explorer import plots_lessons
 from explorer.lessons import Lesson, answer, cached, lessons, result_of, start, stops
 from explorer.session.learn import LearnView, measuring
 from explorer.ui.controls import shown
-from explorer.ui.learn_view import HIDDEN, equation, feedback, intro, notes, question, source
+from explorer.ui.learn_view import (
+    HIDDEN,
+    equation,
+    feedback,
+    intro,
+    notes,
+    question,
+    source,
+    verdict,
+)
 from explorer.ui.live_plot import LivePlot
 from explorer.ui.page import PRIVATE, STREAM
 
@@ -53,25 +62,28 @@ def learn_tab(page: Page) -> None:
             )
             asked = gr.HTML(question(first, result, x0, y0), elem_id="learn-question")
             guess = gr.Radio(_choices(first), value=None, label="Your guess", elem_id="learn-guess")
-            said = gr.HTML(HIDDEN, elem_id="learn-feedback")
+            said = gr.HTML(HIDDEN, elem_id="learn-verdict")
         with gr.Column(scale=6, min_width=320):
             figure = LivePlot(
                 height=340,
                 empty="The figure appears with your first guess.",
                 elem_id="learn-figure",
             )
+    told = gr.HTML("", elem_id="learn-feedback")
     with gr.Accordion("The equation", open=False, elem_id="learn-equation"):
         formula = gr.HTML(equation(first))
     with gr.Row(elem_classes=["actions"]):
         run = gr.Button("Run it on the loaded model", size="sm", scale=0, min_width=210)
-        back = gr.Button("Back to the cached numbers", size="sm", scale=0, min_width=210)
+        back = gr.Button(
+            "Back to the cached numbers", size="sm", scale=0, min_width=210, visible=False
+        )
     where = gr.HTML(source(first, 1, x0, y0, cached()["model"], None), elem_id="learn-source")
     with gr.Accordion("Notes for teachers", open=False):
         gr.HTML(notes(steps))
 
     place = [step, x, y, guess]
-    drawn = [asked, said, figure, where]
-    whole = [words, x, y, guess, formula, *drawn]
+    drawn = [asked, said, told, figure, where]
+    whole = [words, x, y, guess, formula, back, *drawn]
 
     def opened(session: Session, number: int, x: int | None = None, y: int | None = None):
         lesson, result = steps[number - 1], _numbers(session, number)
@@ -84,6 +96,7 @@ def learn_tab(page: Page) -> None:
             gr.Slider(**_slider(lesson, result, 1, y)),
             gr.Radio(_choices(lesson), value=None),
             equation(lesson),
+            gr.Button(visible=_live(session, number) is not None),
             *redrawn(session, number, x, y, None),
         ]
 
@@ -94,7 +107,8 @@ def learn_tab(page: Page) -> None:
         right = answer(number, result, x, y)
         return [
             question(lesson, result, x, y),
-            HIDDEN if guess is None else feedback(lesson, result, x, y, guess, right),
+            HIDDEN if guess is None else verdict(lesson, guess, right),
+            "" if guess is None else feedback(lesson, result, x, y),
             None if guess is None else plots_lessons.figure(number, result, x, y),
             source(lesson, number, x, y, cached()["model"], live),
         ]
@@ -144,10 +158,10 @@ def learn_tab(page: Page) -> None:
         return [number, *opened(page.session(request), number, x, y)]
 
     quick = {**PRIVATE, "queue": False}
-    told = {"show_progress": "hidden", "queue": False}
-    step.input(on_step, step, whole, api_name="learn_step", **told)
+    public = {"show_progress": "hidden", "queue": False}
+    step.input(on_step, step, whole, api_name="learn_step", **public)
     gr.on([x.input, y.input], on_slide, place, [x, y, *drawn], trigger_mode="always_last", **quick)
-    guess.input(on_guess, place, drawn, api_name="learn_guess", show_progress="hidden", queue=False)
+    guess.input(on_guess, place, drawn, api_name="learn_guess", **public)
     run.click(on_run, step, [page.status, *whole], api_name="learn_run", **STREAM)
     back.click(on_back, step, whole, **quick)
     page.demo.load(on_open, None, [step, *whole], **quick)

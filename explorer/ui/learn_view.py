@@ -23,18 +23,18 @@ def question(lesson: Lesson, result: Mapping[str, Any], x: int, y: int) -> str:
     return f"<p class='lesson-question'>{_filled(lesson.question, lesson, result, x, y)}</p>"
 
 
-def feedback(
-    lesson: Lesson, result: Mapping[str, Any], x: int, y: int, guess: int, right: int
-) -> str:
-    """Whether the guess was right, and the numbers that say so."""
+def verdict(lesson: Lesson, guess: int, right: int) -> str:
+    """Whether the guess was right."""
     good = guess == right
-    verdict = "✓ Yes" if good else f"✗ Not quite. It is: {html.escape(lesson.choices[right])}"
+    said = "✓ Yes" if good else f"✗ Not quite. It is: {html.escape(lesson.choices[right])}"
     mark = "good" if good else "bad"
+    return f"<p class='lesson-verdict verdict {mark}' role='status'>{said}.</p>"
+
+
+def feedback(lesson: Lesson, result: Mapping[str, Any], x: int, y: int) -> str:
+    """The numbers that say so."""
     told = _filled(lesson.feedback, lesson, result, x, y)
-    return (
-        f"<div class='lesson-feedback' role='status'><p class='verdict {mark}'>{verdict}.</p>"
-        f"<p>{told}</p></div>"
-    )
+    return f"<p class='lesson-feedback' role='status'>{told}</p>"
 
 
 def equation(lesson: Lesson) -> str:
