@@ -1,6 +1,7 @@
 """The lessons' figures, one a step: numbers of `lessons.recipes` in, plotly figure out.
 
-They take what the step's sliders stand at: `lessons.place`.
+words: what axes and lines are called, from the lesson    known: its `facts`, where the sliders are
+Each may return further numbers that the finding in words ("alt") speaks of.
 """
 
 from __future__ import annotations
@@ -10,61 +11,66 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from explorer.lessons import of_slots, place
+from explorer.lessons import facts, lessons, of_slots
 from explorer.plots import MARGIN
 
 Result = Mapping[str, Any]
+Words = Mapping[str, str]
 
 PREFIX, SINK, PROMPT, OURS = (
     f"var(--{name})" for name in ("prefix", "sink", "prompt", "generated")
 )
-_LEGEND = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
 
 
 def figure(number: int, result: Result, x: int, y: int) -> go.Figure:
     """The figure of a step. x, y: where its sliders stand, as indices into `lessons.stops`"""
-    return _FIGURES[number - 1](result, *place(number, result, x, y))
+    words = lessons()[number - 1].figure
+    known = facts(number, result, x, y)
+    drawn = go.Figure()
+    more = _FIGURES[number - 1](drawn, words, known, result) or {}
+    drawn.update_layout(
+        template="none",
+        height=340,
+        hovermode="x unified",
+        meta={"alt": words["alt"].format(**known, **more)},
+    )
+    drawn.update_layout(margin={**MARGIN, "t": 56, "l": 60, "b": 70 if number == 5 else 44})
+    drawn.update_layout(legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"})
+    drawn.update_xaxes(zeroline=False, showgrid=False, title=words.get("x"))
+    drawn.update_yaxes(title=words.get("y"))
+    return drawn
 
 
-def _shares(result: Result, slots: int, _: None) -> go.Figure:
+def _shares(drawn: go.Figure, words: Words, known: Result, result: Result) -> None:
     """One bar for every number of slots, the chosen one framed: who gets the attention."""
     rows = result["rows"]
     labels = [str(row["slots"]) for row in rows]
-    drawn = go.Figure()
     for group, colour in (("prefix", PREFIX), ("sink", SINK), ("prompt", PROMPT)):
         values = [row["shares"][group] for row in rows]
         drawn.add_bar(
             x=labels,
             y=values,
-            name={"sink": "sink (first token)", "prompt": "your text"}.get(group, group),
+            name=words[group],
             marker={"color": colour},
             text=[f"{v:.0%}" if v >= 0.04 else "" for v in values],
             textposition="inside",
             insidetextanchor="middle",
             textfont={"color": "white"},
-            hovertemplate=f"%{{x}} slots: %{{y:.1%}} on {group}<extra></extra>",
+            hovertemplate=f"{words[group]}: %{{y:.1%}}<extra></extra>",
         )
-    chosen = of_slots(rows, slots)["shares"]
-    _dress(
-        drawn,
-        "shares",
-        f"{slots} slots in front: {chosen['prefix']:.0%} of attention on the prefix, "
-        f"{chosen['sink']:.0%} on the sink, {chosen['prompt']:.0%} on the text.",
-    )
-    drawn.update_layout(barmode="stack", bargap=0.25, shapes=[_frame(labels.index(str(slots)))])
-    drawn.update_layout(legend={**_LEGEND, "traceorder": "normal"})
-    drawn.update_xaxes(title="slots in front", type="category")
-    drawn.update_yaxes(title="share of attention", range=[0, 1], tickformat=".0%")
-    return drawn
+    drawn.update_layout(barmode="stack", bargap=0.25, legend={"traceorder": "normal"})
+    drawn.update_layout(shapes=[_frame(labels.index(str(known["slots"])))], uirevision="shares")
+    drawn.update_xaxes(type="category")
+    drawn.update_yaxes(range=[0, 1], tickformat=".0%")
 
 
-def _one_softmax(result: Result, slots: int, length: int) -> go.Figure:
+def _one_softmax(drawn: go.Figure, words: Words, known: Result, result: Result) -> Result:
     """Share against the length of the text: all prefixes faint, the chosen one with its first slot
     and without."""
-    lengths = result["lengths"]
-    drawn = go.Figure()
+    lengths, slots = result["lengths"], known["slots"]
     for curve in result["curves"]:
         if curve["slots"] not in (1, slots):
+            other = words["other"].format(slots=curve["slots"])
             drawn.add_scatter(
                 x=lengths,
                 y=curve["behind"],
@@ -72,54 +78,42 @@ def _one_softmax(result: Result, slots: int, length: int) -> go.Figure:
                 line={"color": PREFIX, "width": 1},
                 opacity=0.35,
                 showlegend=False,
-                hovertemplate=f"{curve['slots']} slots: %{{y:.1%}}<extra></extra>",
+                hovertemplate=f"{other}: %{{y:.1%}}<extra></extra>",
             )
     curve = of_slots(result["curves"], slots)
     _band(drawn, lengths, curve["low"], curve["high"], PREFIX)
-    drawn.add_scatter(
-        x=lengths,
-        y=curve["mean"],
-        name="whole prefix α",
-        mode="lines",
-        line={"color": PREFIX, "width": 1.5, "dash": "dot"},
-        hovertemplate="α %{y:.1%}<extra></extra>",
-    )
-    drawn.add_scatter(
-        x=lengths,
-        y=curve["behind"],
-        name=f"instruction: {curve['slots']} slots without the first",
-        mode="lines+markers",
-        line={"color": PREFIX, "width": 3},
-        hovertemplate="instruction %{y:.1%}<extra></extra>",
-    )
-    drawn.add_scatter(
-        x=lengths,
-        y=[1 - value for value in curve["mean"]],
-        name="text",
-        mode="lines",
-        line={"color": PROMPT, "width": 2},
-        hovertemplate="text %{y:.1%}<extra></extra>",
-    )
-    _dress(
-        drawn,
-        f"softmax {slots}",
-        f"{curve['slots']} slots: from {lengths[0]} to {lengths[-1]} tokens of text the "
-        f"instruction's share goes from {curve['behind'][0]:.1%} to {curve['behind'][-1]:.1%}, the "
-        f"whole prefix's from {curve['mean'][0]:.0%} to {curve['mean'][-1]:.0%}.",
-    )
-    _along(drawn, lengths, length)
-    drawn.update_yaxes(title="share of attention", tickformat=".0%", rangemode="tozero")
-    return drawn
+    text = [1 - value for value in curve["mean"]]
+    for name, values, line in (
+        (words["whole"], curve["mean"], {"color": PREFIX, "width": 1.5, "dash": "dot"}),
+        (words["behind"].format(slots=slots), curve["behind"], {"color": PREFIX, "width": 3}),
+        (words["text"], text, {"color": PROMPT, "width": 2}),
+    ):
+        drawn.add_scatter(
+            x=lengths,
+            y=values,
+            name=name,
+            mode="lines+markers" if line["width"] == 3 else "lines",
+            line=line,
+            hovertemplate=f"{name} %{{y:.1%}}<extra></extra>",
+        )
+    _along(drawn, lengths, known["length"])
+    drawn.update_layout(uirevision=f"softmax {slots}")
+    drawn.update_yaxes(tickformat=".0%", rangemode="tozero")
+    return {
+        "longest": lengths[-1],
+        "behind_long": curve["behind"][-1],
+        "whole_short": curve["mean"][0],
+        "whole_long": curve["mean"][-1],
+    }
 
 
-def _gate(result: Result, opening: float, length: int) -> go.Figure:
+def _gate(drawn: go.Figure, words: Words, known: Result, result: Result) -> Result:
     """How large the added part is, against the length: in one softmax and behind the gate."""
-    lengths = result["lengths"]
+    lengths, opening = result["lengths"], known["opening"]
     gate, soft = result["gates"][result["openings"].index(opening)], result["one softmax"]
-    drawn = go.Figure()
     for band, name, colour in (
-        (soft, "in one softmax", PREFIX),
-        (gate, f"behind a gate open by {opening}", OURS),
+        (soft, words["soft"], PREFIX),
+        (gate, words["gate"].format(opening=opening), OURS),
     ):
         _band(drawn, lengths, band["size low"], band["size high"], colour)
         drawn.add_scatter(
@@ -130,79 +124,57 @@ def _gate(result: Result, opening: float, length: int) -> go.Figure:
             line={"color": colour, "width": 3},
             hovertemplate=f"{name} %{{y:.3f}}<extra></extra>",
         )
-    _dress(
-        drawn,
-        "gate",
-        f"Gate open by {opening}: from {lengths[0]} to {lengths[-1]} tokens the size of what is "
-        f"added goes from {gate['size mean'][0]:.2f} to {gate['size mean'][-1]:.2f}; in one "
-        f"softmax from {soft['size mean'][0]:.2f} to {soft['size mean'][-1]:.2f}.",
-    )
-    _along(drawn, lengths, length)
-    drawn.update_yaxes(title="size of what is added", rangemode="tozero")
-    return drawn
-
-
-def _memory(result: Result, slots: int, _: None) -> go.Figure:
-    """Eigenvalues of what each way adds to a head, over their largest."""
-    both = of_slots(result["spectra"], slots)
-    lines = {
-        f"{slots} slots in front": (both["front"], PREFIX, "solid"),
-        f"these {slots} poured into M": (both["poured"], OURS, "dash"),
-        f"M trained, {result['steps']} steps": (result["trained"], OURS, "solid"),
+    _along(drawn, lengths, known["length"])
+    drawn.update_layout(uirevision="gate")
+    drawn.update_yaxes(rangemode="tozero")
+    return {
+        "longest": lengths[-1],
+        "gate_end": gate["size mean"][-1],
+        "soft_end": soft["size mean"][-1],
     }
-    drawn = go.Figure()
-    for name, (line, colour, dash) in lines.items():
+
+
+def _memory(drawn: go.Figure, words: Words, known: Result, result: Result) -> None:
+    """Eigenvalues of what each way adds to a head, over their largest."""
+    both = of_slots(result["spectra"], known["slots"])
+    for which, line, colour, dash in (
+        ("front", both["front"], PREFIX, "solid"),
+        ("poured", both["poured"], OURS, "dash"),
+        ("trained", result["trained"], OURS, "solid"),
+    ):
+        name = words[which].format(**known)
         drawn.add_scatter(
             x=list(range(1, len(line["decay"]) + 1)),
             y=line["decay"],
-            name=f"{name}: {line['axes']:.1f} axes",
+            name=name,
             mode="lines+markers" if len(line["decay"]) < 3 else "lines",
             line={"color": colour, "width": 3, "dash": dash},
-            hovertemplate=f"{name}, axis %{{x}}: %{{y:.2e}}<extra></extra>",
+            hovertemplate=f"{name}, %{{x}}: %{{y:.2e}}<extra></extra>",
         )
-    told = ", ".join(f"{name} {line['axes']:.1f}" for name, (line, *_) in lines.items())
-    _dress(drawn, "memory", f"Axes used by what is added to a head: {told}.")
-    drawn.update_xaxes(
-        title="axis of the head, largest first", range=[0.5, result["head_dim"] + 0.5]
-    )
-    drawn.update_yaxes(
-        title="variance / largest", type="log", exponentformat="power", range=[-6, 0.2]
-    )
-    return drawn
+    drawn.update_layout(uirevision="memory")
+    drawn.update_xaxes(range=[0.5, known["head_dim"] + 0.5])
+    drawn.update_yaxes(type="log", exponentformat="power", range=[-6, 0.2])
 
 
-def _cache(result: Result, number: int, _: None) -> go.Figure:
+def _cache(drawn: go.Figure, words: Words, known: Result, result: Result) -> None:  # noqa: ARG001
     """What gives a solved prefix away, beside an ordinary one."""
-    names = ("covered", "prompt_effect")
-    words = (
-        "attention in the<br>head that<br>listens least",
-        "what the question<br>still changes<br>in the answer",
-    )
-    drawn = go.Figure()
-    for name, colour in (("ordinary prefix", SINK), ("solved prefix", PREFIX)):
-        values = [result["signs"][name][one] for one in names]
+    signs = result["signs"]
+    for which, colour in (("ordinary", SINK), ("solved", PREFIX)):
+        measured = signs[f"{which} prefix"]
+        values = [measured["covered"], measured["prompt_effect"]]
         drawn.add_bar(
-            x=list(words),
+            x=[words["covered"], words["effect"]],
             y=values,
-            name=name,
+            name=words[which],
             marker={"color": colour},
             text=[f"{value:.1%}" for value in values],
             textposition="outside",
             cliponaxis=False,
-            hovertemplate=f"{name}: %{{y:.2%}}<extra></extra>",
+            hovertemplate=f"{words[which]}: %{{y:.2%}}<extra></extra>",
         )
-    said, solved = result["said"][number - 1], result["signs"]["solved prefix"]
-    _dress(
-        drawn,
-        "cache",
-        f"Asked “{said['prompt']}” the model says “{said['with']}”. The solved prefix has "
-        f"{solved['covered']:.1%} of attention in the head that listens to it least; an ordinary "
-        f"one {result['signs']['ordinary prefix']['covered']:.1%}.",
-    )
-    drawn.update_layout(barmode="group", bargap=0.35, margin={**MARGIN, "t": 56, "b": 70})
+    drawn.update_layout(barmode="group", bargap=0.35, uirevision="cache")
     drawn.update_xaxes(tickangle=0)
     drawn.update_yaxes(range=[0, 1.12], tickformat=".0%")
-    return drawn
 
 
 _FIGURES = (_shares, _one_softmax, _gate, _memory, _cache)
@@ -227,26 +199,11 @@ def _band(
 
 
 def _along(drawn: go.Figure, lengths: Sequence[int], length: int) -> None:
+    """Lengths doubling along the axis, the chosen one marked."""
     drawn.update_xaxes(
-        title="tokens of text",
-        type="log",
-        tickvals=list(lengths),
-        ticktext=[str(length) for length in lengths],
+        type="log", tickvals=list(lengths), ticktext=[str(length) for length in lengths]
     )
     drawn.add_vline(x=length, line={"color": "var(--body-text-color)", "width": 1.5})
-
-
-def _dress(drawn: go.Figure, of: str, alt: str) -> None:
-    drawn.update_layout(
-        template="none",
-        height=340,
-        margin={**MARGIN, "t": 56, "l": 60},
-        legend=_LEGEND,
-        hovermode="x unified",
-        uirevision=f"lesson {of}",
-        meta={"alt": alt},
-    )
-    drawn.update_xaxes(zeroline=False, showgrid=False)
 
 
 def _frame(x: int) -> dict:

@@ -28,6 +28,7 @@ class Lesson:
     text: three sentences    question, choices: the prediction    feedback: what the numbers say
     sliders: their labels    equation: with its symbols in <b class="sym …">
     symbols: (symbol, class of its colour in the figure, meaning)    paper: where it stands
+    figure: what its axes, lines and bars are called, and the finding in words ("alt")
     notes: for teachers    minutes: it takes in class
     """
 
@@ -40,15 +41,26 @@ class Lesson:
     sliders: tuple[str, ...]
     equation: str
     symbols: tuple[tuple[str, str, str], ...]
+    figure: Mapping[str, str]
     paper: str
     notes: str
     minutes: int
 
 
 @functools.cache
+def _words(language: str) -> Mapping[str, Any]:
+    return json.loads((FOLDER / f"{language}.json").read_text(encoding="utf-8"))
+
+
+def phrases(language: str = "en") -> Mapping[str, str]:
+    """What the page says around the steps."""
+    return _words(language)["page"]
+
+
+@functools.cache
 def lessons(language: str = "en") -> tuple[Lesson, ...]:
     """The five steps."""
-    steps = json.loads((FOLDER / f"{language}.json").read_text(encoding="utf-8"))["steps"]
+    steps = _words(language)["steps"]
     return tuple(
         Lesson(
             number=number,

@@ -18,6 +18,7 @@ from explorer.session.learn import LearnView, measuring
 from explorer.ui.controls import shown
 from explorer.ui.learn_view import (
     HIDDEN,
+    SAY,
     equation,
     feedback,
     intro,
@@ -33,22 +34,17 @@ if TYPE_CHECKING:
     from explorer.session import Session
     from explorer.ui.page import Page
 
-INTRO = """
-Five steps, about ten minutes each: read, **guess**, then see. The numbers were measured on a real
-model with this program; every step can be measured again on the model that is loaded now.
-"""
-
 
 def learn_tab(page: Page) -> None:
     steps = lessons()
     first = steps[0]
     result = result_of(1)
     x0, y0 = start(1, result)
-    gr.Markdown(INTRO, elem_classes=["intro"])
+    gr.Markdown(SAY["intro"], elem_classes=["intro"])
     step = gr.Radio(
         [(f"{one.number} · {one.title}", one.number) for one in steps],
         value=1,
-        label="Step",
+        label=SAY["step"],
         elem_id="learn-step",
     )
     words = gr.HTML(intro(first), elem_id="learn-text")
@@ -61,24 +57,22 @@ def learn_tab(page: Page) -> None:
                 **_slider(first, result, 1, y0), elem_id="learn-y", elem_classes=["stops"]
             )
             asked = gr.HTML(question(first, result, x0, y0), elem_id="learn-question")
-            guess = gr.Radio(_choices(first), value=None, label="Your guess", elem_id="learn-guess")
+            guess = gr.Radio(_choices(first), value=None, label=SAY["guess"], elem_id="learn-guess")
             said = gr.HTML(HIDDEN, elem_id="learn-verdict")
         with gr.Column(scale=6, min_width=320):
             figure = LivePlot(
                 height=340,
-                empty="The figure appears with your first guess.",
+                empty=SAY["empty"],
                 elem_id="learn-figure",
             )
     told = gr.HTML("", elem_id="learn-feedback")
-    with gr.Accordion("The equation", open=False, elem_id="learn-equation"):
+    with gr.Accordion(SAY["equation"], open=False, elem_id="learn-equation"):
         formula = gr.HTML(equation(first))
     with gr.Row(elem_classes=["actions"]):
-        run = gr.Button("Run it on the loaded model", size="sm", scale=0, min_width=210)
-        back = gr.Button(
-            "Back to the cached numbers", size="sm", scale=0, min_width=210, visible=False
-        )
+        run = gr.Button(SAY["run"], size="sm", scale=0, min_width=210)
+        back = gr.Button(SAY["back"], size="sm", scale=0, min_width=210, visible=False)
     where = gr.HTML(source(first, 1, x0, y0, cached()["model"], None), elem_id="learn-source")
-    with gr.Accordion("Notes for teachers", open=False):
+    with gr.Accordion(SAY["notes"], open=False):
         gr.HTML(notes(steps))
 
     place = [step, x, y, guess]

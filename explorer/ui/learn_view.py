@@ -6,10 +6,11 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from explorer.lessons import Lesson, facts
+from explorer.lessons import Lesson, facts, phrases
 from explorer.session.learn import LearnView
 
-HIDDEN = "<p class='hint'>Guess first. The numbers judge, and then the figure appears.</p>"
+SAY = phrases()
+HIDDEN = f"<p class='hint'>{SAY['hidden']}</p>"
 
 
 def intro(lesson: Lesson) -> str:
@@ -26,9 +27,9 @@ def question(lesson: Lesson, result: Mapping[str, Any], x: int, y: int) -> str:
 def verdict(lesson: Lesson, guess: int, right: int) -> str:
     """Whether the guess was right."""
     good = guess == right
-    said = "✓ Yes" if good else f"✗ Not quite. It is: {html.escape(lesson.choices[right])}"
+    said = SAY["yes"] if good else SAY["no"].format(answer=html.escape(lesson.choices[right]))
     mark = "good" if good else "bad"
-    return f"<p class='lesson-verdict verdict {mark}' role='status'>{said}.</p>"
+    return f"<p class='lesson-verdict verdict {mark}' role='status'>{said}</p>"
 
 
 def feedback(lesson: Lesson, result: Mapping[str, Any], x: int, y: int) -> str:
@@ -49,26 +50,25 @@ def equation(lesson: Lesson) -> str:
 
 def source(lesson: Lesson, number: int, x: int, y: int, model: str, live: LearnView | None) -> str:
     """Where in the papers it stands, which model answered, and the link to this state."""
-    answered = (
-        f"Measured on {html.escape(model)}, kept with the program."
-        if live is None
-        else f"Measured just now on {html.escape(live.spec.name)}, in {live.seconds:.0f} s."
-    )
-    link = f"?lesson={number}&amp;x={x}&amp;y={y}"
-    return (
-        f"<p class='hint'>In the paper: {html.escape(lesson.paper)} {answered} "
-        f"<a href='{link}'>Link to this state</a></p>"
-    )
+    if live is None:
+        answered = SAY["cached"].format(model=html.escape(model))
+    else:
+        model = html.escape(live.spec.name)
+        answered = SAY["live"].format(model=model, seconds=live.seconds)
+    stands = SAY["paper"].format(paper=html.escape(lesson.paper))
+    link = f"<a href='?lesson={number}&amp;x={x}&amp;y={y}'>{SAY['link']}</a>"
+    return f"<p class='hint'>{stands} {answered} {link}</p>"
 
 
 def notes(steps: Sequence[Lesson]) -> str:
     """For teachers: what to do with each step, and how long it takes."""
     body = "".join(
-        f"<li><b>{html.escape(one.title)}</b> ({one.minutes} min). {html.escape(one.notes)}</li>"
+        f"<li><b>{html.escape(one.title)}</b> ({SAY['minutes'].format(minutes=one.minutes)}). "
+        f"{html.escape(one.notes)}</li>"
         for one in steps
     )
-    whole = sum(one.minutes for one in steps)
-    return f"<div class='intro'><p>{whole} minutes in all.</p><ol>{body}</ol></div>"
+    whole = SAY["whole"].format(minutes=sum(one.minutes for one in steps))
+    return f"<div class='intro'><p>{whole}</p><ol>{body}</ol></div>"
 
 
 def _filled(words: str, lesson: Lesson, result: Mapping[str, Any], x: int, y: int) -> str:
