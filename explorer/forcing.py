@@ -244,6 +244,13 @@ def find_trajectory(
     if request.source is not None:
         source = text.encode(lm, request.source, chat=request.chat, specials=request.specials)
     target = _target(lm, request, source)
+    said = request.target is None  # the model's own choice is no question any more
+    if not said and (twins := [i for i in target if i in generate.indistinct(lm)]):
+        raise ExplorerError(
+            f"The model cannot tell token {twins[0]} ({text.decode(lm.tokenizer, twins[:1])}) from "
+            "another: their output weights are equal.",
+            "Leave it out of the target.",
+        )
     written = (prompt_ids(lm, replace(request, prompt=one)) for one in request.others)
     prompts = [ids, *others, *written]
     longest = max(one.shape[1] for one in prompts)

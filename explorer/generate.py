@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from explorer.errors import ExplorerError
 from explorer.lm import LoadedModel
@@ -105,6 +106,36 @@ def choose(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> St
         token = int(order[torch.multinomial(ordered, 1, generator=generator)])
     probability = torch.softmax(logits, -1)[token]
     return Step(token, float(top[0] - top[1]), float(probability))
+
+
+_indistinct: WeakKeyDictionary[nn.Module, frozenset[int]] = WeakKeyDictionary()  # by model
+
+
+@torch.no_grad()
+def indistinct(lm: LoadedModel) -> frozenset[int]:
+    """Ids whose logit always equals another's, because their output weights are the same.
+
+    No decoding can prefer one of them to its twins. They are tokens that training never met, such
+    as places kept free; quantised weights, which are coarse, have more of them.
+    """
+    if lm.model not in _indistinct:
+        head = lm.model.get_output_embeddings()
+        twins: frozenset[int] = frozenset()
+        if head.weight.is_floating_point():  # packed weights are read row by row nowhere else
+            rows = head.weight[:, :: max(1, head.weight.shape[1] // 8)].float()
+            key = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
+            for column in rows.unbind(1):  # the same arithmetic for every row, so twins stay equal
+                key = key * 1.7 + column.double()
+            if getattr(head, "bias", None) is not None:
+                key = key * 1.7 + head.bias.double()
+            _, kind, count = key.unique(return_inverse=True, return_counts=True)
+            suspects = (count[kind] > 1).nonzero()[:, 0]
+            _, kind, count = head.weight[suspects].unique(
+                dim=0, return_inverse=True, return_counts=True
+            )
+            twins = frozenset(suspects[count[kind] > 1].tolist())
+        _indistinct[lm.model] = twins
+    return _indistinct[lm.model]
 
 
 def stop_tokens(lm: LoadedModel) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from explorer import text
 from explorer.detection import signs
 from explorer.errors import ExplorerError
 from explorer.forcing import Request, find_trajectory, force, open_forced, prompt_ids
-from explorer.generate import stream
+from explorer.generate import indistinct, stream
 from explorer.lm import freeze
 from explorer.methods.attention_matching import Matching, moved, solve
 from explorer.positions import rotary_layers, rotation
@@ -299,3 +299,16 @@ def test_a_recorded_row_keeps_no_more_than_itself(lm):
     found = record(lm, tiny_ids(1, 60), [9])
     for tensor in (*found.query, *found.output):
         assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+
+
+def test_tokens_with_equal_output_weights_are_refused_with_the_reason():
+    model = tiny_model("llama", tie_word_embeddings=False)
+    with torch.no_grad():
+        model.lm_head.weight[31] = model.lm_head.weight[17]
+        model.lm_head.weight[40] = -model.lm_head.weight[17]  # near in no way
+    lm = freeze(model, tiny_tokenizer())
+    assert indistinct(lm) == {17, 31}
+    for twin in (17, 31):
+        with pytest.raises(ExplorerError, match=f"cannot tell token {twin} "):
+            force(lm, target=[20, twin, 21], prompt="the cat sat")
+    assert force(lm, target=[20, 40, 21], prompt="the cat sat").proof.forced

@@ -28,9 +28,11 @@ from torch import Tensor
 
 from explorer import models
 from explorer.forcing import Request, find_trajectory, prompt_ids
+from explorer.generate import indistinct
 from explorer.lm import LoadedModel, ModelSpec
 from explorer.methods.attention_matching import solve
 from explorer.replay import Replay, replay
+from explorer.text import control_tokens
 
 log = logging.getLogger(__name__)
 
@@ -147,11 +149,15 @@ def varied(lm: LoadedModel, first: int = 0) -> Iterator[Outcome]:
         yield outcome(lm, target[:40], target, prompts)
 
 
+def _known(lm: LoadedModel) -> list[int]:
+    left_out = control_tokens(lm.tokenizer) | indistinct(lm)
+    return [i for i in range(len(lm.tokenizer)) if i not in left_out]
+
+
 def random_ids(lm: LoadedModel, lengths: list[int]) -> Iterator[Outcome]:
-    """Token ids drawn evenly from the vocabulary, control tokens left out."""
+    """Token ids drawn evenly from the vocabulary, without control tokens and indistinct ones."""
     generator = torch.Generator().manual_seed(0)
-    special = set(lm.tokenizer.all_special_ids)
-    known = torch.tensor([i for i in range(len(lm.tokenizer)) if i not in special])
+    known = torch.tensor(_known(lm))
     prompts = [prompt_ids(lm, Request(one)) for one, _ in (PROMPTS[0], PROMPTS[4])]
     for n in lengths:
         target = known[torch.randint(len(known), (n,), generator=generator)].tolist()
@@ -161,8 +167,7 @@ def random_ids(lm: LoadedModel, lengths: list[int]) -> Iterator[Outcome]:
 def any_length(lm: LoadedModel, count: int, longest: int = 400) -> Iterator[Outcome]:
     """One prefix, `count` prompts of 1 to `longest` random words of the vocabulary's own."""
     dice = random.Random(0)
-    special = set(lm.tokenizer.all_special_ids)
-    known = [i for i in range(len(lm.tokenizer)) if i not in special]
+    known = _known(lm)
     first = prompt_ids(lm, Request("x"))[0, :-1].tolist()  # begin-of-text, where there is one
     prompts = [
         torch.tensor([first + dice.choices(known, k=dice.randint(1, longest))])
