@@ -272,11 +272,11 @@ class _Meter:
             return output, weights
         rest, added = part  # (b, h, q) or None, (b, h, q, d)
         text = output.transpose(1, 2).float()
-        if rest is not None:
-            text = rest[..., None] * text
         for index, end in enumerate(self.ends):
             rows = slice(max(0, end - WINDOW), end)
-            louder, quieter = (x[0, :, rows].norm(dim=-1).mean(-1) for x in (added, text))
+            own = text[0, :, rows]
+            own = own if rest is None else rest[0, :, rows, None] * own
+            louder, quieter = (x.norm(dim=-1).mean(-1) for x in (added[0, :, rows], own))
             self.ratio[index, call.layer] = (louder / quieter.clamp(min=1e-12)).cpu().numpy()
             self.size[index, call.layer] = louder.cpu().numpy()
             if rest is None:
@@ -284,10 +284,11 @@ class _Meter:
             alpha = 1 - rest[0, :, rows]
             self.share[index, call.layer] = alpha.mean(-1).cpu().numpy()
             if self.slots is not None:
-                own = scores(call, self.slots[call.layer].to(call.query.device), rows)[0]
-                sink = own.softmax(-1)[..., 0]  # (h, window)
+                logits = scores(call, self.slots[call.layer].to(call.query.device), rows)[0]
+                sink = logits.softmax(-1)[..., 0]  # (h, window)
                 self.first[index, call.layer] = (alpha * sink).mean(-1).cpu().numpy()
-        return (text + added).transpose(1, 2).to(output.dtype), weights
+        mixed = text + added if rest is None else torch.addcmul(added, rest[..., None], text)
+        return mixed.transpose(1, 2).to(output.dtype), weights
 
 
 def _reading(
