@@ -170,9 +170,12 @@ def shares_along(
     some = sampled(len(where))
     x = where[some]
     length = int(where[-1]) + 1 if len(where) else 0
-    # Every position is a step one wide, so that a text of one token is still an area.
-    steps = np.concatenate([[-0.5], x, [length - 0.5]]).astype(np.float32)
-    labels = [tokens[i] for i in (some[0], *some, some[-1])] if length else []
+    if length > LABELLED and len(x) == length:
+        steps = {"x0": 0, "dx": 1}  # the halves of a step at both ends cannot be seen
+    else:  # every position is a step one wide, so that a text of one token is still an area
+        steps = {"x": np.concatenate([[-0.5], x, [length - 0.5]]).astype(np.float32)}
+        some = np.concatenate([some[:1], some, some[-1:]])
+    labels = [tokens[i] for i in some]
     traces: list[dict] = []
     for index, group in enumerate(groups):
         values = np.asarray(shares[some, index], np.float32)
@@ -182,8 +185,8 @@ def shares_along(
         traces.append(
             {
                 "type": "scatter",
-                "x": steps,
-                "y": np.concatenate([values[:1], values, values[-1:]]),
+                **steps,
+                "y": values,
                 "name": group,
                 "mode": "lines",
                 "stackgroup": "attention",
@@ -203,7 +206,7 @@ def shares_along(
             "tickangle": -60,
         }
     else:
-        left_out = "" if len(some) == length else f" ({len(some)} of {length:,} drawn)"
+        left_out = "" if len(x) == length else f" ({len(x)} of {length:,} drawn)"
         axis["title"] = {"text": f"position{left_out}"}
     layout = {
         "template": "none",

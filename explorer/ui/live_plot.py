@@ -10,14 +10,17 @@ Here the value is a dict, of which Gradio sends only what changed, and plotly's 
 A figure's `layout.uirevision` names what the zoom belongs to: as long as it is the same, the zoom
 stays. `layout.meta["alt"]` is read out by screen readers: say the finding in it.
 
-What a click frames can be moved alone, with `framing(shape)` instead of a figure. Figures of
-arrays that do not grow are sent `packed`, as base64: smaller, exact, and one string to the page.
-A figure that cannot be seen (closed, in another tab) is drawn when it comes into sight.
+What a click frames can be moved alone, with `framing(shape)` instead of a figure. A figure that
+does not grow is sent `packed`: its arrays in base64, which is smaller and exact, and the whole as
+one string, because Gradio's page copies the values of all outputs, item by item, several times an
+event. A figure out of sight (below, closed, in another place) is drawn when there is time, or when
+it comes into sight.
 """
 
 from __future__ import annotations
 
 import base64
+import json
 import math
 import time
 from pathlib import Path
@@ -47,11 +50,22 @@ const config = {displaylogo: false, showSendToCloud: false,
   modeBarButtonsToAdd: [{name: 'svg', title: 'Download plot as an SVG', icon: P.Icons.disk,
     click: gd => P.downloadImage(gd, {format: 'svg', filename: 'figure'})}],
   modeBarButtonsToRemove: ['select2d', 'lasso2d', 'autoScale2d']};
-let frame = 0, hooked = false, stale = false, shown = null;
-const marked = figure => props.mark && props.mark.drawn > figure.drawn ? props.mark.shapes : null;
+let text = null, parsed = null;
+const figured = () => {  // a packed figure is a string, and parsed once
+  const value = props.value;
+  if (typeof value !== 'string') return value;
+  if (value !== text) { text = value; parsed = JSON.parse(value); }
+  return parsed;
+};
+let forget = null, hooked = false, stale = false, shown = null;
+let mark = null;
+const marked = figure => {
+  mark = props.mark || mark;  // Gradio drops it whenever an event leaves the figure as it is
+  return mark && mark.drawn > figure.drawn ? mark.shapes : null;
+};
 function draw() {
-  frame = 0;
-  const figure = props.value;
+  forget = null;
+  const figure = figured();
   stale = figure && !element.clientWidth;  // hidden: drawn when it comes into sight
   if (stale) return;
   note.style.display = figure ? 'none' : 'flex';
@@ -91,12 +105,26 @@ function draw() {
   element.dataset.drawn = 1 + (+element.dataset.drawn || 0);
 }
 function remark() {  // only what is framed has moved
-  const figure = props.value, moved = figure && marked(figure);
-  if (!moved || frame || stale || !hooked || shown !== figure.drawn) return;
+  const figure = figured(), moved = figure && marked(figure);
+  if (!moved || forget || stale || !hooked || shown !== figure.drawn) return;
   P.relayout(div, {shapes: themed(moved)});
   element.dataset.drawn = 1 + (+element.dataset.drawn || 0);
 }
-const ask = () => { if (!frame) frame = requestAnimationFrame(draw); };
+// What is in sight is drawn at once, the rest when there is time.
+let sight = true, hurried = true;
+const ask = () => {
+  if (forget && hurried === sight) return;
+  if (forget) forget();
+  hurried = sight;
+  const [give, take] = sight ? [requestAnimationFrame, cancelAnimationFrame]
+    : [job => requestIdleCallback(job, {timeout: 1000}), cancelIdleCallback];
+  const id = give(draw);
+  forget = () => take(id);
+};
+if (window.requestIdleCallback) new IntersectionObserver(seen => {
+  sight = seen[seen.length - 1].isIntersecting;
+  if (sight && forget) ask();
+}, {rootMargin: '100px'}).observe(element);
 watch('value', ask);
 watch('mark', remark);
 ask();
@@ -114,7 +142,7 @@ class LivePlot(gr.HTML):
     """See the module.
 
     value: a go.Figure, or None to show the `empty` sentence instead
-    packed: send arrays as base64; not for figures that are sent again and again as they grow
+    packed: send it as one string; not for figures that are sent again and again as they grow
     mark: what `framing` has moved; set by events only
     """
 
@@ -154,14 +182,17 @@ class LivePlot(gr.HTML):
             raise AttributeError(name)
         return super().__getattr__(name)
 
-    def postprocess(self, value: go.Figure | None) -> dict[str, Any] | None:
+    def postprocess(self, value: go.Figure | None) -> dict[str, Any] | str | None:
         if value is None:
             return None
-        figure = value.to_plotly_json()
-        return {**(packed(figure) if self.packed else plain(figure)), "drawn": time.time_ns()}
+        figure = {**value.to_plotly_json(), "drawn": time.time_ns()}
+        if self.packed:
+            return json.dumps(packed(figure), ensure_ascii=False, separators=(",", ":"))
+        return plain(figure)
 
     def api_info(self) -> dict[str, Any]:
-        return {"type": "object", "description": "a plotly figure: data and layout"}
+        kind = "string" if self.packed else "object"
+        return {"type": kind, "description": "a plotly figure, data and layout, in JSON"}
 
 
 def framing(*shapes: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ that is looked from, and how much of each token the chosen head takes.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +21,15 @@ WINDOW = 256  # tokens that are shown at once
 _SCRIPT = """
 const box = element.querySelector('.tokens'), pager = element.querySelector('.pager');
 let shown = '';
+const texts = {}, parsed = {};
+const read = name => {  // both are strings, and parsed once
+  // Gradio drops `now` whenever an event leaves the strip as it is.
+  if (props[name] !== texts[name] && (props[name] || name === 'value')) {
+    texts[name] = props[name];
+    parsed[name] = props[name] ? JSON.parse(props[name]) : null;
+  }
+  return parsed[name];
+};
 const bytes = text => text.includes('\\ufffd') ? 'part of a character'
   : [...new TextEncoder().encode(text  // the marks of display undone
     .replace(/^·+/, marks => ' '.repeat(marks.length)).replace(/␍/g, '\\r').replace(/↵/g, '\\n')
@@ -52,9 +62,9 @@ function page(v) {  // the part of a long text that is shown, and the way to the
   pager.replaceChildren(turn('◂', 'earlier tokens', v.first - v.size, v.first === 0), slider,
     turn('▸', 'later tokens', v.first + v.size, v.first >= last), where, label);
 }
-const now = v => props.now && props.now.of === v.of ? props.now : v;
+const now = v => { const n = read('now'); return n && n.of === v.of ? n : v; };
 function fill() {
-  const v = props.value || {text: [], ids: [], position: [], special: [], generated: 0, total: 0};
+  const v = read('value') || {text: [], ids: [], position: [], special: [], generated: 0, total: 0};
   const key = JSON.stringify([v.of, v.text, v.position, v.generated, v.marked, v.slots]);
   if (key !== shown) {
     shown = key;
@@ -69,14 +79,14 @@ function fill() {
         : own ? 'marked' : start < v.generated ? 'prompt' : 'generated';
       const b = make('button', {type: 'button', textContent: text,
         className: `token ${group}` + (special.has(i) ? ' special' : '')});
-      b.dataset.told = `position ${position} · ${own || group} · id ${v.ids[i].join(' ')}`
+      b.title = b.told = `position ${position} · ${own || group} · id ${v.ids[i].join(' ')}`
         + ` · bytes ${bytes(text)}` + (special.has(i) ? ' · control token' : '');
       b.dataset.position = position;
       b.addEventListener('click', e => {
-        const from = now(props.value).picked;
+        const from = now(v).picked;
         const span = {first: Math.min(from, start), last: Math.max(from, position)};
         if (e.shiftKey) trigger('mark', span);
-        else trigger('pick', {position, first: props.value.first});
+        else trigger('pick', {position, first: v.first});
       });
       return text.endsWith('↵') ? [b, document.createElement('br')] : [b];
     }));
@@ -87,15 +97,23 @@ function mark(v) {
   const {picked, weights, most} = now(v);
   box.querySelectorAll('button').forEach((b, i) => {
     const weight = weights && weights.length ? weights[i] : null;
-    b.setAttribute('aria-pressed', String(+b.dataset.position === picked));
-    b.title = b.dataset.told + (weight === null ? '' : ` · gets ${(100 * weight).toFixed(2)}%`);
-    b.style.setProperty('--weight', weight ? Math.min(1, weight / most) : 0);
+    const pressed = String(+b.dataset.position === picked);
+    const filled = weight ? Math.min(1, weight / most).toFixed(2) : '0';
+    if (b.getAttribute('aria-pressed') !== pressed) b.setAttribute('aria-pressed', pressed);
+    if (b.style.getPropertyValue('--weight') !== filled) b.style.setProperty('--weight', filled);
+    b.weight = weight;
   });
   const goal = pager.querySelector('.goal');
   if (goal && document.activeElement !== goal) goal.value = picked;
 }
+// What a token says of itself is put together when it is asked for.
+for (const sign of ['pointerover', 'focusin']) box.addEventListener(sign, e => {
+  const b = e.target.closest('button');
+  if (b) b.title = b.told
+    + (b.weight === null ? '' : ` · gets ${(100 * b.weight).toFixed(2)}%`);
+});
 watch('value', fill);
-watch('now', () => { if (props.value) mark(props.value); });
+watch('now', () => { const v = read('value'); if (v) mark(v); });
 fill();
 """
 
@@ -108,7 +126,7 @@ class TokenStrip(gr.HTML):
     this one. Event `turn`: evt.first is the first token of the window that is asked for.
     """
 
-    def __init__(self, now: dict[str, Any] | None = None, **kw):
+    def __init__(self, now: str | None = None, **kw):
         super().__init__(
             value=None,
             html_template='<div class="pager" style="display:none"></div>'
@@ -124,8 +142,11 @@ class TokenStrip(gr.HTML):
             raise AttributeError(name)
         return super().__getattr__(name)
 
+    def postprocess(self, value: dict[str, Any] | None) -> str | None:
+        return None if value is None else _string(value)  # see LivePlot
+
     def api_info(self) -> dict[str, Any]:
-        return {"type": "object", "description": "tokens with their positions and groups"}
+        return {"type": "string", "description": "tokens, positions and groups, in JSON"}
 
 
 def strip(
@@ -178,7 +199,11 @@ def seen_from(
     picked: int, *, first: int, key: str, weights: Sequence[float] = (), most: float = 1.0
 ) -> dict[str, Any]:
     """What an event returns for the strip to keep its tokens; arguments as for `strip`."""
-    return gr.update(now={"of": f"{key} {first}", **_filled(picked, weights, most)})
+    return gr.update(now=_string({"of": f"{key} {first}", **_filled(picked, weights, most)}))
+
+
+def _string(value: dict[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _filled(picked: int, weights: Sequence[float], most: float) -> dict[str, Any]:
