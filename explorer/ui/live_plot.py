@@ -53,7 +53,7 @@ const config = {displaylogo: false, showSendToCloud: false,
 let text = null, parsed = null;
 const figured = () => {  // a packed figure is a string, and parsed once
   const value = props.value;
-  if (typeof value !== 'string') return value;
+  if (!value || typeof value !== 'string') return value || null;
   if (value !== text) { text = value; parsed = JSON.parse(value); }
   return parsed;
 };
