@@ -164,7 +164,7 @@ def shares_along(
 
     shares: (q, n) along `groups`    tokens: q labels    position: the one that is marked
     positions: (q,) ascending, where they are not 0, 1, …; of more than DRAWN some are drawn
-    named: the title above the figure as well
+    named: with the title above the figure, in place of the legend
     """
     where = np.arange(len(shares)) if positions is None else np.asarray(positions)
     some = sampled(len(where))
@@ -211,10 +211,10 @@ def shares_along(
     layout = {
         "template": "none",
         "height": 300,
-        "margin": {**MARGIN, "t": 64 if named else 40, "b": 60 if length <= LABELLED else 44},
+        "margin": {**MARGIN, "t": 40, "b": 60 if length <= LABELLED else 44},
         "uirevision": f"along {length}",
         "hovermode": "x unified",
-        "showlegend": True,
+        "showlegend": not named,
         "legend": {
             "orientation": "h",
             "x": 0,

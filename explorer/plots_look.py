@@ -142,13 +142,15 @@ def row_bars(
     first = f"most on {labels[0]} ({values[0]:.1%})" if weights and len(labels) else ""
     layout = {
         "template": "none",
-        "height": int(np.clip(90 + 22 * len(labels), 160, 420)),
-        "margin": {**MARGIN, "l": 130, "r": 56, "b": 40},
+        "height": int(np.clip(108 + 22 * len(labels), 178, 440)),
+        "margin": {**MARGIN, "l": 130, "r": 56, "b": 58},
         "uirevision": f"row {unit}",
         "meta": {"alt": f"{title}: {first}; entropy {entropy:.2f} nats."},
         "yaxis": {"autorange": "reversed", "type": "category", "showgrid": False},
         "xaxis": {
-            "title": {"text": f"{of if weights else 'q·k score'} · entropy {entropy:.2f} nats"},
+            "title": {"text": f"{of if weights else 'q·k score'}<br>entropy {entropy:.2f} nats"},
+            "nticks": 5,
+            "tickangle": 0,
             "tickformat": ".0%" if weights else None,
             "zeroline": True,
             "showgrid": False,
@@ -206,7 +208,7 @@ def row_along(
     axis = {"type": "log", "range": [-4, 0], "dtick": 1} if log else {"rangemode": "tozero"}
     layout = {
         "template": "none",
-        "height": 180,
+        "height": 300,
         "margin": {**MARGIN, "t": 12, "l": 56},
         "hovermode": "x",
         "uirevision": f"row along {len(weights)} {log}",

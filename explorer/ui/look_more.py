@@ -54,8 +54,18 @@ class Panels:
     json: gr.DownloadButton
 
 
-def row_panel() -> tuple[gr.Accordion, gr.Checkbox, gr.Button, dict[str, LivePlot]]:
-    """The row of the chosen head and token."""
+@dataclass(frozen=True)
+class RowPanel:
+    """The components of the row. parts: by name, as `look_drawing` calls them"""
+
+    accordion: gr.Accordion
+    scores: gr.Checkbox
+    read: gr.Button
+    parts: dict[str, gr.components.Component]
+
+
+def row_panel() -> RowPanel:
+    """Lay out the row of the chosen head and token."""
     title = "One row: the tokens this head looks at most from the chosen token"
     with gr.Accordion(title, open=True) as panel:
         with gr.Row(elem_classes=["actions"]):
@@ -68,19 +78,18 @@ def row_panel() -> tuple[gr.Accordion, gr.Checkbox, gr.Button, dict[str, LivePlo
         with gr.Row():
             row = LivePlot(height=200, packed=True, empty=NO_ROW, elem_id="look-row")
             whole = LivePlot(
-                height=180,
+                height=300,
                 packed=True,
                 empty="Its weights along the whole text appear here.",
                 elem_id="look-row-along",
             )
         gr.HTML(EXPERTS)
-    return panel, scores, read, {"row": row, "row_along": whole}
+    return RowPanel(panel, scores, read, {"row": row, "row_along": whole})
 
 
-def panels() -> Panels:
-    """Lay them out."""
-    accordions: dict[str, gr.Accordion] = {}
-    accordions["row"], scores, read, parts = row_panel()
+def panels(row: RowPanel) -> Panels:
+    """Lay out the others, and take the row in."""
+    accordions, parts = {"row": row.accordion}, dict(row.parts)
     with gr.Accordion("Heads: sorted, and found by what they do", open=False) as one:
         accordions["heads"] = one
         parts["sorted"] = LivePlot(
@@ -137,9 +146,9 @@ def panels() -> Panels:
         with gr.Row(elem_classes=["actions"]):
             csv = gr.DownloadButton("CSV", size="sm", scale=0, min_width=90)
             whole = gr.DownloadButton("JSON", size="sm", scale=0, min_width=90)
-            gr.HTML("<p class='hint'>Figures: the camera above each saves a PNG or an SVG.</p>")
+        gr.HTML("<p class='hint'>Figures: the camera above each saves a PNG, the disk an SVG.</p>")
         parts["table"] = gr.HTML(table(None, ""), elem_id="look-table")
-    return Panels(parts, accordions, scores, read, rule, find, found, csv, whole)
+    return Panels(parts, accordions, row.scores, row.read, rule, find, found, csv, whole)
 
 
 def found_figure(view: HeadsView):

@@ -23,7 +23,7 @@ from explorer.ui.live_plot import LivePlot
 from explorer.ui.look_actions import held_by, wire_actions
 from explorer.ui.look_choices import Controls, wire_choices
 from explorer.ui.look_drawing import everything, live_map, writing_figure
-from explorer.ui.look_more import panels, positions_in
+from explorer.ui.look_more import panels, positions_in, row_panel
 from explorer.ui.look_view import ALL, MEAN, ONE, SINKLESS, Choice, strongest
 from explorer.ui.page import PRIVATE, STREAM
 from explorer.ui.pair_drawing import pair
@@ -129,8 +129,9 @@ def look_tab(page: Page) -> None:
                     False, label="Full colour at the largest share, not at 100 %", min_width=200
                 )
                 log = gr.Checkbox(False, label="Logarithmic scale", min_width=150)
-    more = panels()
+    row = row_panel()
     both = pair_panel()
+    more = panels(row)
     with gr.Accordion("Mark a group of tokens", open=False), gr.Row(elem_classes=["actions"]):
         mark_name = gr.Textbox("my words", label="Name", max_length=24, min_width=140)
         marks = gr.Textbox(

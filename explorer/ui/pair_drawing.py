@@ -26,6 +26,7 @@ from explorer.ui.look_view import (
     place,
     position,
     seen,
+    weights_of,
 )
 from explorer.ui.token_strip import seen_from, strip, window_of
 
@@ -135,9 +136,11 @@ def tokens_of_b(view: LookView, b: LookView, choice_b: Choice, *, whole: bool) -
     here = b.mass.positions[position(b, choice_b.at)]
     first = choice_b.first if choice_b.first >= 0 else window_of(b.mass.tokens, here)
     picked = last_of(b.mass.tokens, here)
+    weights, most = weights_of(b, choice_b, None, first)
+    now = dict(first=first, key=b.key, weights=weights, most=most)
     if not whole:
-        return seen_from(picked, first=first, key=b.key)
-    return strip(b.mass.tokens, b.n_generated, picked, b.marked, b.n_slots, first=first, key=b.key)
+        return seen_from(picked, **now)
+    return strip(b.mass.tokens, b.n_generated, picked, b.marked, b.n_slots, **now)
 
 
 def _told(view: LookView, choice: Choice, b: LookView, choice_b: Choice) -> str:
@@ -153,11 +156,16 @@ def _told(view: LookView, choice: Choice, b: LookView, choice_b: Choice) -> str:
     )
     return (
         f"<div class='finding'>{lines}<p>B − A on {html.escape(group)}: "
-        f"{100 * change.mean():+.1f} points on the mean of all heads. Largest in layer {layer}, "
-        f"head {head}: {cells[layer, head]:.1%} in A, {cells_b[layer, head]:.1%} in B. "
-        f"Chosen, layer {own[0]}, head {own[1]}: {cells[own]:.1%} in A, {cells_b[own]:.1%} in B."
+        f"{_signed(100 * float(change.mean()))} points on the mean of all heads. Largest in "
+        f"layer {layer}, head {head}: {cells[layer, head]:.1%} in A, "
+        f"{cells_b[layer, head]:.1%} in B. Chosen, layer {own[0]}, head {own[1]}: "
+        f"{cells[own]:.1%} in A, {cells_b[own]:.1%} in B."
         f"</p></div>"
     )
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.1f}".replace("-", "−")
 
 
 def _opening(view: LookView) -> str:

@@ -54,8 +54,8 @@ def pair_panel() -> PairPanel:
             )
             held = gr.Dropdown([NOTHING], value=NOTHING, label="In front of B", min_width=150)
         with gr.Row(elem_classes=["actions"]):
-            look = gr.Button("Look at both", scale=0, min_width=140, elem_id="pair-go")
-            keep = gr.Button("Keep as B", scale=0, min_width=120, elem_id="pair-keep")
+            look = gr.Button("Look at both", scale=0, min_width=180, elem_id="pair-go")
+            keep = gr.Button("Keep as B", scale=0, min_width=150, elem_id="pair-keep")
         parts["pair_told"] = gr.HTML(WAITING, elem_id="pair-told")
         parts["pair_tokens"] = TokenStrip(elem_id="pair-tokens")
         with gr.Row():

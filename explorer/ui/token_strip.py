@@ -20,7 +20,7 @@ WINDOW = 256  # tokens that are shown at once
 
 _SCRIPT = """
 const box = element.querySelector('.tokens'), pager = element.querySelector('.pager');
-let shown = '';
+let shown = '', seen = null;
 const texts = {}, parsed = {};
 const read = name => {  // both are strings, and parsed once
   // Gradio drops `now` whenever an event leaves the strip as it is.
@@ -68,6 +68,7 @@ function fill() {
   const key = JSON.stringify([v.of, v.text, v.position, v.generated, v.marked, v.slots]);
   if (key !== shown) {
     shown = key;
+    seen = null;
     page(v);
     const special = new Set(v.special), marked = v.marked || {};
     const slots = Array.from({length: v.first ? 0 : Math.min(v.slots || 0, 64)}, (_, i) =>
@@ -102,7 +103,13 @@ function mark(v) {
     if (b.getAttribute('aria-pressed') !== pressed) b.setAttribute('aria-pressed', pressed);
     if (b.style.getPropertyValue('--weight') !== filled) b.style.setProperty('--weight', filled);
     b.weight = weight;
+    if (pressed === 'true' && seen !== picked) {  // the box scrolls to it, the page stays
+      const low = b.offsetTop - box.offsetTop, high = low + b.offsetHeight;
+      if (low < box.scrollTop || high > box.scrollTop + box.clientHeight)
+        box.scrollTop = low - box.clientHeight / 2;
+    }
   });
+  seen = picked;
   const goal = pager.querySelector('.goal');
   if (goal && document.activeElement !== goal) goal.value = picked;
 }
