@@ -11,7 +11,7 @@ One weight of a row needs no row: it is exp(s·q·k − LSE). Memory grows with 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -52,25 +52,26 @@ def find(
     prefix: Prefix | None = None,
     *,
     seed: int = 0,
+    adapter: AbstractContextManager[None] | None = None,
 ) -> HeadScores:
     """Score every head by a rule.
 
     prompt: text or ids (1, k) that is read; induction reads random tokens of its own (`seed`)
+    adapter: an opened-once context under which it is read
     """
     if rule == "induction":
         ids = repeated(lm, seed=seed)
-        return HeadScores(
-            rule, on_offset(lm, ids, ids.shape[1] // 2 - 1, ids.shape[1] // 2, prefix)
-        )
+        half = ids.shape[1] // 2
+        return HeadScores(rule, on_offset(lm, ids, half - 1, half, prefix, adapter))
     ids = encode(lm, prompt) if isinstance(prompt, str) else prompt
     if rule == "previous token":
         if ids.shape[1] < 2:
             raise ExplorerError("One token has none before it.", "Give a longer text.")
-        return HeadScores(rule, on_offset(lm, ids, 1, 1, prefix))
+        return HeadScores(rule, on_offset(lm, ids, 1, 1, prefix, adapter))
     if rule == "most prefix" and prefix is None:
         raise ExplorerError("No prefix is in front of the text.", "Choose one in “In front of it”.")
     group = rule.removeprefix("most ")
-    shares = mass(lm, ids, prefix)
+    shares = mass(lm, ids, prefix, adapter=adapter)
     # The first token sees nothing but the sink: it says nothing about a head.
     seen = shares.shares[:, :, min(1, ids.shape[1] - 1) :, shares.groups.index(group)]
     return HeadScores(rule, seen.mean(-1))
@@ -87,7 +88,12 @@ def repeated(lm: LoadedModel, period: int = PERIOD, *, seed: int = 0) -> Tensor:
 
 @torch.no_grad()
 def on_offset(
-    lm: LoadedModel, ids: Tensor, offset: int, first: int, prefix: Prefix | None = None
+    lm: LoadedModel,
+    ids: Tensor,
+    offset: int,
+    first: int,
+    prefix: Prefix | None = None,
+    adapter: AbstractContextManager[None] | None = None,
 ) -> np.ndarray:
     """Mean weight on the key `offset` positions back, over queries from `first` on.
 
@@ -108,7 +114,7 @@ def on_offset(
         return call.run()
 
     joined = prefix.applied(lm) if prefix is not None else nullcontext()
-    with patched(lm, watch), joined:
+    with patched(lm, watch), joined, adapter or nullcontext():
         lm.logits(ids, last=1, start=0 if prefix is None else prefix.span)
     return found.numpy()
 

@@ -149,7 +149,7 @@ def row_bars(
         "yaxis": {"autorange": "reversed", "type": "category", "showgrid": False},
         "xaxis": {
             "title": {"text": f"{of if weights else 'q·k score'}<br>entropy {entropy:.2f} nats"},
-            "nticks": 5,
+            "nticks": 4,
             "tickangle": 0,
             "tickformat": ".0%" if weights else None,
             "zeroline": True,
@@ -203,17 +203,17 @@ def row_along(
             "showlegend": False,
         }
         traces.append(trace)
-    runs = f", each step the largest of {width} keys" if width > 1 else ""
+    runs = f"each step the largest of {width} keys" if width > 1 else ""
     told = f"; most on {best[1]}, {best[0]:.1%}"
     axis = {"type": "log", "range": [-4, 0], "dtick": 1} if log else {"rangemode": "tozero"}
     layout = {
         "template": "none",
         "height": 300,
-        "margin": {**MARGIN, "t": 12, "l": 56},
+        "margin": {**MARGIN, "l": 56, "b": 58 if runs else MARGIN["b"]},
         "hovermode": "x",
         "uirevision": f"row along {len(weights)} {log}",
-        "meta": {"alt": f"{title}: weights along the text{runs}{told}."},
-        "xaxis": {"title": {"text": f"position{runs}"}, "showgrid": False, "zeroline": False},
+        "meta": {"alt": f"{title}: weights along the text{told}."},
+        "xaxis": {"title": {"text": f"position<br>{runs}"}, "showgrid": False, "zeroline": False},
         "yaxis": {"title": {"text": of}, "tickformat": ".2~%" if log else ".0%", **axis},
     }
     return go.Figure(traces, layout)

@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from explorer import heads
 from explorer.attention import patched
 from explorer.errors import ExplorerError
+from explorer.methods import methods
 from explorer.prefix import Prefix
 from explorer.rows import RowMeter, rows
 from explorer.shares import mass
@@ -132,6 +133,25 @@ def test_smollm2_has_the_heads_that_eager_attention_shows(smollm2):
         score = found.top(1)[0][-1]
         assert score == pytest.approx(float(expected.max()), abs=1e-5)
         assert score > 0.5, f"no clear {rule} head"
+
+
+@pytest.mark.parametrize("lm", ["llama"], indirect=True)
+def test_heads_are_found_as_they_are_under_an_adapter(lm):
+    ids, method = tiny_ids(1, LONG), methods("train")["lora"]
+    adapter = method.build(lm, method.config(), 0)
+    with torch.no_grad():
+        for parameter in adapter.parameters():
+            parameter.add_(0.3)
+    with adapter.applied(lm):
+        weights = eager_weights(lm, ids)
+    steps = torch.arange(1, LONG)
+    for rule, expected in (
+        ("previous token", weights[:, :, steps, steps - 1].mean(-1)),
+        ("most sink", weights[:, :, 1:, 0].mean(-1)),
+    ):
+        found = heads.find(lm, rule, ids, adapter=adapter.applied(lm)).scores
+        assert_close(torch.from_numpy(found), expected, **NEAR)
+        assert not np.allclose(found, heads.find(lm, rule, ids).scores, atol=1e-3)
 
 
 @pytest.mark.parametrize("lm", ["llama"], indirect=True)

@@ -155,16 +155,34 @@ def reading(view: LookView, position: int, layer: int, held: Held | None = None)
     layer: the only one that is kept of a text too long to keep them all
     held: what was in front of the text
     """
-    return partial(_reading, view, position, layer, held)
+    return partial(_reading, _Text.of(view), position, layer, held)
+
+
+@dataclass(frozen=True)
+class _Text:
+    """What a job needs to know of a view: its arrays stay where they are.
+
+    n_prompt: tokens before what the model wrote
+    """
+
+    spec: ModelSpec
+    key: str
+    ids: tuple[int, ...]
+    n_prompt: int
+
+    @classmethod
+    def of(cls, view: LookView) -> _Text:
+        ids = view.mass.ids
+        return cls(view.spec, view.key, ids, len(ids) - view.n_generated)
 
 
 def _reading(
-    view: LookView, position: int, layer: int, held: Held | None, stop: Stop
+    text: _Text, position: int, layer: int, held: Held | None, stop: Stop
 ) -> Iterator[RowsView]:
-    lm = models.load(view.spec, stop.note)
+    lm = models.load(text.spec, stop.note)
     stop.note(f"reading the row of position {position}")
-    ids = torch.tensor([list(view.mass.ids)], device=lm.device)
-    front = opened(lm, held, ids.shape[1] - view.n_generated)
+    ids = torch.tensor([text.ids], device=lm.device)
+    front = opened(lm, held, text.n_prompt)
     slots = front.prefix.n_slots if front.prefix is not None else 0
     geometry = lm.geometry
     whole = geometry.n_layers * geometry.n_heads * (slots + ids.shape[1])
@@ -180,20 +198,22 @@ def _reading(
     )
     seen = ids[:, : position + 1]
     added = beside(lm, seen, front.adapter, [position]) if front.adapter is not None else None
-    yield RowsView(view.key, ((found, added),))
+    yield RowsView(text.key, ((found, added),))
 
 
 def finding(view: LookView, rule: Rule, held: Held | None = None) -> Work:
     """→ a job that yields HeadsView: the heads of the view's text that fit a rule"""
-    return partial(_finding, view, rule, held)
+    return partial(_finding, _Text.of(view), rule, held)
 
 
-def _finding(view: LookView, rule: Rule, held: Held | None, stop: Stop) -> Iterator[HeadsView]:
-    lm = models.load(view.spec, stop.note)
+def _finding(text: _Text, rule: Rule, held: Held | None, stop: Stop) -> Iterator[HeadsView]:
+    lm = models.load(text.spec, stop.note)
     stop.note(f"looking for heads: {rule}")
-    ids = torch.tensor([list(view.mass.ids)], device=lm.device)
-    front = opened(lm, held, ids.shape[1] - view.n_generated)
-    yield HeadsView(view.spec, heads.find(lm, rule, ids, front.prefix))
+    ids = torch.tensor([text.ids], device=lm.device)
+    front = opened(lm, held, text.n_prompt)
+    adapter = front.adapter.applied(lm) if front.adapter is not None else None
+    found = heads.find(lm, rule, ids, front.prefix, adapter=adapter)
+    yield HeadsView(text.spec, found)
 
 
 def opened(lm: LoadedModel, held: Held | None, length: int) -> _Front:

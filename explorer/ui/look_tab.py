@@ -24,7 +24,7 @@ from explorer.ui.look_actions import held_by, wire_actions
 from explorer.ui.look_choices import Controls, wire_choices
 from explorer.ui.look_drawing import everything, live_map, writing_figure
 from explorer.ui.look_more import panels, positions_in, row_panel
-from explorer.ui.look_view import ALL, MEAN, ONE, SINKLESS, Choice, strongest
+from explorer.ui.look_view import ALL, MEAN, ONE, SINKLESS, Choice, strongest, written_so_far
 from explorer.ui.page import PRIVATE, STREAM
 from explorer.ui.pair_drawing import pair
 from explorer.ui.pair_panel import NOTHING, pair_panel
@@ -178,7 +178,8 @@ def look_tab(page: Page) -> None:
             news = {page.status: status}
             if isinstance(item, Writing):
                 figure = writing_figure(item, choice.group)
-                news |= placed({"map": live_map(item, choice), "written": figure})
+                live = {"summary": written_so_far(item), "map": live_map(item, choice)}
+                news |= placed({**live, "written": figure})
             view = item.first if isinstance(item, Other) else item
             if isinstance(view, LookView) and view.key != key:
                 key, (choice, chosen) = view.key, first_choice(view, choice)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from explorer import plots
-from explorer.session.look_views import LookView, RowsView, row_of
+from explorer.session.look_views import LookView, RowsView, Writing, row_of
 from explorer.text import Token
 from explorer.ui.token_strip import WINDOW
 
@@ -151,7 +151,8 @@ def place(view: LookView, choice: Choice, at: int | None = None) -> str:
         return f"the mean over{some} {kept[-1]:,} tokens after the first{without}"
     here = kept[position(view, choice.at if at is None else at)]
     last = " (the last)" if here == kept[-1] else ""
-    return f"position {here}{last}, {chip(labels_of(view)[here])}{without}"
+    token = f"{chip(labels_of(view)[here])} (id {view.mass.ids[here]})"
+    return f"position {here}{last}, {token}{without}"
 
 
 def summary(view: LookView, choice: Choice) -> str:
@@ -189,6 +190,14 @@ def summary(view: LookView, choice: Choice) -> str:
         f"{int(heads.sum())} heads:</p>"
         f"<div class='shares' aria-hidden='true'>{bar}</div><div class='keys'>{keys}</div>"
         f"<p class='hint'>{most} {front}</p></div>"
+    )
+
+
+def written_so_far(writing: Writing) -> str:
+    """What the model has written, while it goes on; HTML."""
+    return (
+        f"<div class='finding'><p>It writes: {''.join(map(chip, writing.tokens))}</p>"
+        "<p class='hint'>The map shows where every head looks to write the next token.</p></div>"
     )
 
 
