@@ -22,7 +22,7 @@ from torch import Tensor
 
 from explorer.attention import AttentionCall, Output, patched
 from explorer.lm import LoadedModel
-from explorer.methods import Adapter
+from explorer.methods import Adapter, asking
 from explorer.prefix import scores
 
 
@@ -90,7 +90,7 @@ def beside(
             prompts[call.layer, ..., : own.shape[-1]] = (gate * own).to("cpu", torch.float16)
         return (rest + added).transpose(1, 2).to(output.dtype), weights
 
-    with patched(lm, watch):
+    with asking(adapter, lm), patched(lm, watch):
         lm.logits(ids, last=1, start=adapter.span)
     experts = prompts.numpy() if slots else None
     return Beside(ratio.numpy(), experts, tuple(kept), tuple(mixed))

@@ -17,7 +17,6 @@ cache, so memory grows with the length alone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -38,6 +37,7 @@ from explorer.contenders import (
 )
 from explorer.errors import ExplorerError
 from explorer.lm import LoadedModel
+from explorer.methods import asking
 from explorer.prefix import Prefix, scores
 from explorer.shares import BLOCK
 
@@ -313,13 +313,12 @@ def _along(
 ) -> Iterator[tuple[slice, _Meter]]:
     """Read a text in blocks. start: position of its first token"""
     cache, done, told = lm.new_cache(), 0, 0
-    reading = getattr(one, "reading", lambda _: nullcontext())  # memories that see unturned queries
     while told < len(lengths):
         stop = min(done + BLOCK, lengths[-1])
         inside = slice(told, sum(length <= stop for length in lengths))
         with torch.no_grad():
             meter = _Meter(lm, one, [length - done for length in lengths[inside]])
-            with reading(lm), patched(lm, meter):
+            with asking(one, lm), patched(lm, meter):
                 lm.logits(ids[:, done:stop], cache=cache, start=start + done, last=1)
         done, told = stop, inside.stop
         yield inside, meter

@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from explorer.attention import patched
 from explorer.gated import beside
 from explorer.methods import methods
+from explorer.methods.prefix_memory import PrefixMemoryConfig
 from tests.tiny import tiny_ids
 
 
@@ -80,3 +81,15 @@ def test_the_ratio_is_what_the_answer_with_and_without_the_adapter_says(lm, name
 def test_what_is_no_addition_to_attention_has_no_ratio(lm):
     method = methods("train")["lora"]
     assert beside(lm, tiny_ids(1, 5), method.build(lm, method.config(), 0)) is None
+
+
+def test_a_memory_that_reads_unrotated_queries_can_be_looked_into(lm):
+    method = methods()["prefix-memory"]
+    adapter = method.build(lm, PrefixMemoryConfig(query="before rotary"), 0)
+    with torch.no_grad():
+        adapter.memory.normal_(generator=torch.Generator().manual_seed(0))
+    ids = tiny_ids(1, 7)
+    found = beside(lm, ids, adapter)
+    assert np.isfinite(found.ratio).all() and (found.ratio > 0).all()
+    first = beside(lm, ids[:, :4], adapter)  # the future changes nothing
+    assert np.allclose(found.ratio[..., :4], first.ratio, atol=1e-4)

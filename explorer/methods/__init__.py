@@ -13,7 +13,7 @@ import dataclasses
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -120,6 +120,15 @@ def patch_of(parts: Parts) -> Patch:
         return mixed.transpose(1, 2).to(output.dtype), weights
 
     return patch
+
+
+def asking(adapter: Any, lm: LoadedModel) -> AbstractContextManager[None]:
+    """For the length of a block, what `adapter.parts(lm)` gave may be called without `applied`.
+
+    Most need nothing for that; a memory that reads unrotated queries needs the model's tables.
+    """
+    reading = getattr(adapter, "reading", None)
+    return nullcontext() if reading is None else reading(lm)
 
 
 def n_parameters(adapter: Adapter) -> int:
