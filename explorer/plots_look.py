@@ -149,7 +149,7 @@ def row_bars(
         "yaxis": {"autorange": "reversed", "type": "category", "showgrid": False},
         "xaxis": {
             "title": {"text": f"{of if weights else 'q·k score'}<br>entropy {entropy:.2f} nats"},
-            "nticks": 4,
+            "nticks": 3,  # more run together on a phone
             "tickangle": 0,
             "tickformat": ".0%" if weights else None,
             "zeroline": True,
