@@ -268,6 +268,33 @@ def run_and_total(call: AttentionCall) -> tuple[Output, AttentionCall]:
     return (output.transpose(1, 2), None), replace(call, _told=told)
 
 
+def weigh_groups(call: AttentionCall, member: Tensor) -> Tensor:
+    """Each group's share of attention, where every key is in one group.
+
+    Where the denominators are known (`run_and_total`) and one group holds most keys, only the
+    weights of the others are computed: the largest group has the rest. Elsewhere `call.weigh`.
+
+    member: (k, n), one-hot → (b, h, q, n), float32
+    """
+    largest = int(member.sum(0).argmax())
+    few = (member[:, largest] == 0).nonzero()[:, 0]
+    n_queries, n_keys = call.query.shape[2], call.key.shape[2]
+    if call._told is None or 4 * len(few) > n_keys:
+        return call.weigh(member[None])
+    total = log_sum_exp(call)[..., None]
+    if call.mask is None:  # no key but those of the past; as many queries as keys
+        mask = (few <= torch.arange(n_queries, device=few.device)[:, None])[None, None]
+    else:
+        mask = call.mask[..., few]
+    narrow = replace(call, key=call.key[:, :, few], mask=mask)
+    shares = call.query.new_zeros(*call.query.shape[:3], member.shape[1], dtype=torch.float32)
+    for rows in blocks(narrow, len(few)):
+        weights = (logits_of(narrow, rows) - total[:, :, rows]).exp()
+        shares[:, :, rows] = weights @ member[few]
+    shares[..., largest] = (1 - shares.sum(-1)).clamp(min=0)
+    return shares.masked_fill_(total == -torch.inf, 0)  # a query that sees nothing
+
+
 @torch.no_grad()
 def self_test(lm: LoadedModel) -> None:
     """Prove that the seam is complete for this model, or refuse it with the reason.

@@ -2,8 +2,8 @@
 
 One softmax means one unit of attention to share out. Groups are the prefix, the sink (the first
 token, on which trained models park attention), the prompt, and what was generated. Shares come
-from a second fused attention call with indicators for values, the prefix's share from
-log-sum-exps; a (q, k) matrix is never stored, so memory grows with the length of the text only.
+from the softmax's denominators, or from a second fused attention call with indicators for values;
+a (q, k) matrix is never stored, so memory grows with the length of the text only.
 Long texts are read in blocks with a cache, so that this holds for the forward pass as well.
 """
 
@@ -17,7 +17,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from explorer.attention import AttentionCall, Output, logits_of, patched
+from explorer.attention import (
+    AttentionCall,
+    Output,
+    logits_of,
+    patched,
+    run_and_total,
+    weigh_groups,
+)
 from explorer.errors import ExplorerError
 from explorer.lm import LoadedModel
 from explorer.prefix import Prefix, attend, share
@@ -171,11 +178,14 @@ def measure(
     if prefix is not None:
         prefix.check(lm)
         slots = [one.to(lm.device) for one in prefix.layers]
+    parted = bool((indicator.sum(-1) == 1).all())  # each key in one group, as `mass` asks
     first = stop = 0
 
     def watch(call: AttentionCall) -> Output:
         # Sliding layers have dropped the keys that no query of this block can see.
-        text = call.weigh(indicator[:, stop - call.key.shape[2] : stop])[0]  # (h, q, n)
+        among = indicator[:, stop - call.key.shape[2] : stop]
+        answer, call = run_and_total(call)
+        text = (weigh_groups(call, among[0]) if parted else call.weigh(among))[0]  # (h, q, n)
         inside = slice(*torch.searchsorted(kept, torch.tensor([first, stop])).tolist())
         rows = (kept[inside] - first).to(text.device)
         if slots is not None and len(slots[call.layer]):
@@ -183,7 +193,7 @@ def measure(
             shares[call.layer, :, inside, 0] = alpha[:, rows].cpu()
             text = (1 - alpha)[..., None] * text
         shares[call.layer, :, inside, 1:] = text[:, rows].cpu()
-        return call.run()
+        return answer
 
     start = 0 if prefix is None else prefix.span
     cache = lm.new_cache() if length > block else None

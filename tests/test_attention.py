@@ -22,6 +22,7 @@ from explorer.attention import (
     patched,
     run_and_total,
     self_test,
+    weigh_groups,
 )
 from explorer.errors import ExplorerError
 from explorer.generate import stream
@@ -303,6 +304,38 @@ def test_weighing_gives_the_sums_of_the_weights(lm, text):
     for one, other in zip(fused, summed, strict=True):
         one, other = one.transpose(1, 2)[real], other.transpose(1, 2)[real]
         assert_close(one, other, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_few_weights_and_the_rest_are_the_sums_of_all_weights(lm, text):
+    ids, mask = TEXTS[text]
+    member = torch.zeros(ids.shape[1], 3)
+    member[:, 1] = 1
+    member[[0, -1]] = torch.tensor([1.0, 0, 0])  # a sink, and one key that only the last query sees
+    member[-3] = torch.tensor([0, 0, 1.0])
+    quick, summed, known = [], [], []
+
+    def weigh(call):
+        answer, call = run_and_total(call)
+        known.append(call._told is not None)
+        quick.append(weigh_groups(call, member))
+        return answer
+
+    def weights(call):
+        output, weights = call.run()
+        summed.append(weights.float() @ member)
+        return output, weights
+
+    with torch.no_grad(), patched(lm, weigh):
+        lm.logits(ids, mask=mask)
+    with torch.no_grad(), patched(lm, weights, eager=True):
+        lm.logits(ids, mask=mask)
+    real = torch.ones_like(ids).bool() if mask is None else mask.bool()
+    for one, other in zip(quick, summed, strict=True):
+        one, other = one.transpose(1, 2)[real], other.transpose(1, 2)[real]
+        assert_close(one, other, atol=1e-5, rtol=0)
+    if ids.shape[1] == LONG and lm.model.config.model_type == "llama":
+        assert all(known)  # the short way was gone, not the one by a second call
 
 
 def test_gradients_pass_under_gradient_checkpointing():
