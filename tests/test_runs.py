@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from explorer import adapters, models
+from explorer import training as training_loop
 from explorer.errors import ExplorerError
 from explorer.examples import Wording
 from explorer.jobs import Stop, Stopped
@@ -172,6 +174,37 @@ def test_a_stopped_run_keeps_its_adapters_and_goes_on(whole, folder, rows, spec)
         assert one.losses == other.losses and one.after == other.after
 
 
+def test_a_run_that_is_stopped_while_it_is_being_built_keeps_all_its_methods(
+    whole, folder, rows, spec
+):
+    runs = Runs(folder / "building")
+    order = runs.start(RUN, spec, ordered(rows))
+    stop = Stop(lambda text, _: text == "Building Gate" and stop.set())
+    last = list(training(spec, order, RUN, runs)(stop))[-1]
+    assert last.stopped and [curve.entry for curve in last.curves] == list(order.entries)
+    done = list(resuming(RUN, runs)(Stop()))[-1]
+    assert [c.losses for c in done.curves] == [c.losses for c in whole[0].curves]
+
+
+def test_a_method_that_runs_away_is_looked_at_once_where_it_stopped(
+    folder, rows, spec, monkeypatch
+):
+    loss_of, asked = training_loop.loss_of, []
+
+    def loss(lm, adapter, batch):
+        asked.append(adapter)
+        astray = adapter is asked[0] and asked.count(adapter) > 3
+        return loss_of(lm, adapter, batch) * (1000.0 if astray else 1.0)
+
+    monkeypatch.setattr(training_loop, "loss_of", loss)
+    runs = Runs(folder / "away")
+    order = runs.start(RUN, spec, replace(ordered(rows), every=1))
+    away, *others = list(training(spec, order, RUN, runs)(Stop()))[-1].curves
+    assert "at step 4" in away.error and not any(curve.error for curve in others)
+    assert [look.step for look in away.looks] == [1, 2, 3]
+    assert all([look.step for look in curve.looks] == list(range(1, 9)) for curve in others)
+
+
 def test_trials_have_their_own_rows_and_start(folder, rows, spec):
     runs = Runs(folder / "trials")
     order = runs.start(RUN, spec, ordered(rows, trials=2))
@@ -202,6 +235,11 @@ def test_damage_is_told_in_a_sentence(folder, rows, spec):
     (runs.path(RUN) / "run.json").write_text('{"state": "done", "order": {}}')
     with pytest.raises(ExplorerError, match="cannot be read"):
         runs.read(RUN)
+    assert runs.list() == []
+    runs.path(RUN).rename(runs.folder / "not-ours")
+    (runs.folder / "not-ours" / "run.json").write_text(
+        '{"state": "running", "order": {"entries": [], "data": {"source": "rows"}}}'
+    )
     assert runs.list() == []
     with pytest.raises(ExplorerError, match="no such run"):
         runs.path("../whole")

@@ -133,7 +133,7 @@ class Runs:
                 steps=max(entry["fitting"]["steps"] for entry in entries),
                 changed=file.stat().st_mtime,
             )
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, ExplorerError):
             return None  # half-made, or another program's
 
     def state(self, run: str, written: RunState | None = None) -> RunState:

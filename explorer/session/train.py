@@ -46,7 +46,7 @@ def resuming(run: str, runs: Runs, steps: int = 0) -> Work:
     steps: up to which, where that is more than were asked for
     """
     known = runs.read(run)
-    view = replace(known, stopped=False, order=_longer(known.order, steps))
+    view = replace(known, stopped=False, order=longer(known.order, steps))
     if not view.curves:  # cut off before anything was written of it
         return training(view.spec, view.order, run, runs)
     if view.order.steps > known.order.steps:  # to be measured again
@@ -56,7 +56,8 @@ def resuming(run: str, runs: Runs, steps: int = 0) -> Work:
     return partial(_training, view.spec, view.order, run, runs, view)
 
 
-def _longer(order: Order, steps: int) -> Order:
+def longer(order: Order, steps: int) -> Order:
+    """The same with this many steps, where that is more than were asked for."""
     entries = (
         replace(entry, fitting=replace(entry.fitting, steps=max(steps, entry.fitting.steps)))
         for entry in order.entries
@@ -139,9 +140,11 @@ class _Course:
             others = self.view.other_before if other is None else (*self.view.other_before, other)
             self.view = replace(self.view, before=(*self.view.before, before), other_before=others)
         measuring = time.monotonic() - began
+        built = []  # a stop may come between two of them: `runners` are all there, or none
         for curve in self.view.curves:
             self.stop.note(f"Building {curve.entry.label}")
-            self.runners.append(_Runner(self.lm, curve, self.view, self.runs))
+            built.append(_Runner(self.lm, curve, self.view, self.runs))
+        self.runners = built
         yield self._show()
         yield from self._race(measuring)
         for runner in self.runners:
@@ -280,7 +283,9 @@ class _Runner:
             )
 
     def look(self, lm: LoadedModel, view: TrainView) -> None:
-        """Held-out loss, gates and spectra as they are now."""
+        """Held-out loss, gates and spectra as they are now, once for every step."""
+        if self.curve.looks and self.curve.looks[-1].step == len(self.curve.losses):
+            return  # it has run away, and stands still
         found = moments(lm, self.adapter, self._texts)
         loss = evaluate(lm, self._rows, self.adapter, wording=view.order.wording).loss
         look = Look(
