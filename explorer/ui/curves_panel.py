@@ -13,6 +13,7 @@ from explorer.errors import ExplorerError
 from explorer.session.curves import KINDS, CurvesView, comparing
 from explorer.tradeoff import LENGTHS
 from explorer.ui.controls import shown
+from explorer.ui.file_button import file_button
 from explorer.ui.live_plot import LivePlot
 from explorer.ui.page import PRIVATE, STREAM
 
@@ -59,7 +60,7 @@ def curves_panel(page: Page) -> None:
         with gr.Row():
             shares = LivePlot(height=380, empty="Shares, once drawn.", elem_id="curves-share")
             parts = LivePlot(height=380, empty="What is added.", elem_id="curves-part")
-        csv = gr.DownloadButton("CSV", size="sm", scale=0, min_width=90)
+        csv = file_button("CSV", "curves-csv")
 
     @shown
     def on_draw(
@@ -81,7 +82,6 @@ def curves_panel(page: Page) -> None:
         view = page.session(request).last(CurvesView)
         return [gr.skip()] * 2 if view is None else _drawn(view, measure, along)
 
-    @shown
     def on_csv(request: gr.Request):
         view = page.session(request).last(CurvesView)
         if view is None:
@@ -100,7 +100,7 @@ def curves_panel(page: Page) -> None:
     )
     chosen = [measure.input, along.input]
     gr.on(chosen, on_choice, [measure, along], figures, queue=False, **PRIVATE)
-    csv.click(on_csv, None, csv, queue=False, **PRIVATE)
+    csv.makes(on_csv)
 
 
 def _drawn(view: CurvesView, measure: str, along: str) -> list:

@@ -19,7 +19,7 @@ from explorer.ui.look_choices import Controls
 from explorer.ui.look_drawing import after_reading
 from explorer.ui.look_more import Panels, found_figure
 from explorer.ui.look_view import Choice, position
-from explorer.ui.page import PRIVATE, STREAM
+from explorer.ui.page import STREAM
 from explorer.ui.pair_panel import NOTHING
 
 if TYPE_CHECKING:
@@ -62,23 +62,19 @@ def wire_actions(
                 parts = after_reading(view, choice, asked)
             yield {page.status: status, **{ui[name]: part for name, part in parts.items()}}
 
-    @shown
     def on_csv(at: int, request: gr.Request):
         _, view = seen(request)
         return as_csv(view, position(view, at))
 
-    @shown
     def on_json(at: int, layer: int, head: int, request: gr.Request):
         _, view = seen(request)
         return as_json(view, position(view, at), layer, head)
 
-    quick = {**PRIVATE, "queue": False}
     more.find.click(on_find, more.rule, [page.status, more.found], api_name="look_heads", **STREAM)
     read = [ui[name] for name in ("tokens", "facts", "row", "row_along")]
     more.read.click(on_read, controls.inputs, [page.status, *read], api_name="look_row", **STREAM)
-    more.csv.click(on_csv, controls.at, more.csv, **quick)
-    chosen = [controls.at, controls.layer, controls.head]
-    more.json.click(on_json, chosen, more.json, **quick)
+    more.csv.makes(on_csv, [controls.at])
+    more.json.makes(on_json, [controls.at, controls.layer, controls.head])
 
 
 def held_by(session: Session, name: str) -> Held | None:

@@ -15,6 +15,7 @@ from explorer import plots_look
 from explorer.errors import ExplorerError
 from explorer.heads import Rule
 from explorer.session.look_views import HeadsView
+from explorer.ui.file_button import FileButton, file_button
 from explorer.ui.live_plot import LivePlot
 from explorer.ui.look_view import table
 
@@ -50,8 +51,8 @@ class Panels:
     rule: gr.Dropdown
     find: gr.Button
     found: LivePlot
-    csv: gr.DownloadButton
-    json: gr.DownloadButton
+    csv: FileButton
+    json: FileButton
 
 
 @dataclass(frozen=True)
@@ -144,8 +145,8 @@ def panels(row: RowPanel) -> Panels:
     with gr.Accordion("Numbers", open=False) as one:
         accordions["numbers"] = one
         with gr.Row(elem_classes=["actions"]):
-            csv = gr.DownloadButton("CSV", size="sm", scale=0, min_width=90)
-            whole = gr.DownloadButton("JSON", size="sm", scale=0, min_width=90)
+            csv = file_button("CSV", "look-csv")
+            whole = file_button("JSON", "look-json")
         gr.HTML("<p class='hint'>Figures: the camera above each saves a PNG, the disk an SVG.</p>")
         parts["table"] = gr.HTML(table(None, ""), elem_id="look-table")
     return Panels(parts, accordions, row.scores, row.read, rule, find, found, csv, whole)

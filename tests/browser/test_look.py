@@ -1,5 +1,6 @@
 """Look, as a visitor meets it. The model is tiny, the browser is real."""
 
+import json
 import re
 
 import pytest
@@ -42,6 +43,24 @@ def click_cell(page, plot, layer, head):
     area = page.locator(f"#{plot} .plot .nsewdrag").bounding_box()
     x, y = area["width"] * (head + 0.5) / 8, area["height"] * (layer + 0.5) / 3
     page.mouse.click(area["x"] + x, area["y"] + y)
+
+
+def test_a_file_comes_at_the_first_click_and_is_of_what_is_shown(visit):
+    page = visit()
+    look(page)
+    page.get_by_role("button", name="Numbers").click()
+    for position in (1, 3):
+        page.locator("#look-tokens button").nth(position).click()
+        expect(page.locator("#look-summary")).to_contain_text(f"position {position}")
+        with page.expect_download() as saved:
+            page.locator("#look-csv").click()
+        assert saved.value.suggested_filename == "shares.csv"
+        header, *lines = saved.value.path().read_text(encoding="utf-8").splitlines()
+        at = header.split(",").index("position")
+        assert {line.split(",")[at] for line in lines} == {str(position)}
+    with page.expect_download() as saved:
+        page.locator("#look-json").click()
+    assert json.loads(saved.value.path().read_text(encoding="utf-8"))["position"] == 3
 
 
 def test_looking_draws_the_map_the_curve_and_the_tokens(visit):
