@@ -193,6 +193,17 @@ def test_a_stopped_answer_is_kept_as_far_as_it_came(client, loud):
     assert [column[:2] for column in said(again)] == texts
 
 
+def test_starting_over_while_an_answer_comes_ends_it_on_the_status_line_too(client, loud):
+    hot = dict(adapters=[handle_file(p) for p in loud], n_new=110, temperature=0.3)
+    run = client.submit(message="the cat", manner="plain", **hot, api_name="/chat")
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not run.outputs():
+        time.sleep(0.01)
+    client.predict(api_name="/chat_clear")
+    assert "Chatting: stopped" in run.result(timeout=60)[0]
+    assert len(said(client.predict(message="a dog", n_new=1, api_name="/chat"))[0]) == 2
+
+
 def test_what_is_no_longer_read_is_said(spec, loud):
     view = ChatView()
     for _ in range(12):

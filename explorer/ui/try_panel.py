@@ -17,7 +17,7 @@ from explorer.session.order import TrainView
 from explorer.session.trial import trying
 from explorer.ui.chat_view import REACHED, boxes, drawn, notes
 from explorer.ui.controls import shown
-from explorer.ui.page import PRIVATE, STREAM
+from explorer.ui.page import PRIVATE, STREAM, line
 from explorer.ui.train_form import DATA, HELD_OUT, Form, data_choice
 from explorer.ui.train_view import NOTHING, trial
 
@@ -116,6 +116,7 @@ def try_panel(page: Page, asked: Form) -> None:
         for status, view in page.follow(job):
             now = page.sessions.get(session.id).last(ChatView)
             if now is None or now.id != before.id:  # begun anew meanwhile, or another model
+                yield [line("stopped", f"{CHATTING}: stopped"), *[gr.skip()] * (len(drawing) + 1)]
                 return
             taken = gr.Textbox("") if latest is None and view is not None else gr.skip()
             latest = view or latest
