@@ -96,7 +96,7 @@ def test_what_a_source_says_is_forced_by_the_papers_keys_or_not_called_so(client
     ],
 )
 def test_wrong_input_is_one_sentence_and_nothing_is_lost(client, change, sentence):
-    ask(client)
+    ask(client, attn_lim=None)  # an emptied field
     with pytest.raises(AppError, match=sentence):
         ask(client, **change)
     assert "of 1 forced" in client.predict(others="a dog ran", api_name="/force_try")[1]

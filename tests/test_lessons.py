@@ -222,5 +222,5 @@ def test_a_lesson_opens_in_little_time_and_few_bytes(client, number):
 
 def test_a_lesson_is_measured_on_the_loaded_model(client):
     values = client.predict(number=2, api_name="/learn_run")
-    assert "done" in values[0]
+    assert "done" in values[0] and values[1] == 2  # the step, should the visitor have left it
     assert "Measured just now" in values[-1]

@@ -109,7 +109,9 @@ def force_tab(page: Page) -> None:
             steps = gr.Slider(10, 1000, 300, step=10, label="Repair steps at most")
         with gr.Row():
             attn_lim = gr.Number(
-                20, label="attn_lim", info="aligned keys: own logit; the paper's GPT-2: 20."
+                Request.attn_lim,
+                label="attn_lim",
+                info="aligned keys: own logit; the paper's GPT-2: 20.",
             )
             repeat = gr.Slider(
                 1,
@@ -191,7 +193,7 @@ def force_tab(page: Page) -> None:
         margin: float | None,
         layers: int,
         steps: int,
-        attn_lim: float,
+        attn_lim: float | None,
         repeat: int,
         others: str,
         go_on: int,
@@ -208,7 +210,7 @@ def force_tab(page: Page) -> None:
             target=target,
             tokens=int(tokens),
             keys=keys,
-            attn_lim=float(attn_lim),
+            attn_lim=Request.attn_lim if attn_lim is None else float(attn_lim),
             repeat=int(repeat),
             margin=margin,
             layers=int(layers),

@@ -132,10 +132,11 @@ def learn_tab(page: Page) -> None:
         job = page.start(session, measuring(session.spec, number), "Measuring")
         for status, view in page.follow(job):
             if view is None:
-                yield [status, *[gr.skip()] * len(whole)]
+                yield [status, *[gr.skip()] * (1 + len(whole))]
             else:
                 session = page.sessions.keep(session.id, view)
-                yield [status, *opened(session, number)]
+                # The visitor may have gone to another step meanwhile: this one opens again.
+                yield [status, number, *opened(session, number)]
 
     @shown
     def on_back(number: int, request: gr.Request):
@@ -156,7 +157,7 @@ def learn_tab(page: Page) -> None:
     step.input(on_step, step, whole, api_name="learn_step", **public)
     gr.on([x.input, y.input], on_slide, place, [x, y, *drawn], trigger_mode="always_last", **quick)
     guess.input(on_guess, place, drawn, api_name="learn_guess", **public)
-    run.click(on_run, step, [page.status, *whole], api_name="learn_run", **STREAM)
+    run.click(on_run, step, [page.status, step, *whole], api_name="learn_run", **STREAM)
     back.click(on_back, step, whole, **quick)
     page.demo.load(on_open, None, [step, *whole], **quick)
 

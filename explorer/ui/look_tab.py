@@ -246,9 +246,10 @@ def look_tab(page: Page) -> None:
     ):
         """Read two texts, or one with and without something in front, and compare them."""
         session = page.session(request)
+        text_b = prompt_b if (prompt_b or "").strip() else prompt
         a, b = (
             work(session, text, chat, specials, n_new, front)
-            for text, front in ((prompt, held), ((prompt_b.strip() and prompt_b) or prompt, held_b))
+            for text, front in ((prompt, held), (text_b, held_b))
         )
         both = pairing(a, b)
         yield from followed(session, both, "Looking at both", group, seen, scale, stretch, log)
@@ -257,7 +258,7 @@ def look_tab(page: Page) -> None:
     def on_mark(name: str, marks: str, request: gr.Request, *values):
         """Look again, with some tokens as a group of their own."""
         session = page.session(request)
-        groups = {name.strip()[:24] or "my words": positions_in(marks)}
+        groups = {(name or "").strip()[:24] or "my words": positions_in(marks)}
         job = work(session, *values[: len(asked)], groups)
         yield from followed(session, job, "Looking", *values[len(asked) :])
 
