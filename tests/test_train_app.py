@@ -19,6 +19,7 @@ from explorer.examples import Wording
 from explorer.lm import ModelSpec
 from explorer.training import FitConfig, named, train
 from explorer.ui.build import build
+from explorer.ui.train_tab import LIMIT
 from tests.tiny import tiny_checkpoint
 
 ROWS = "".join(
@@ -227,6 +228,40 @@ def test_a_run_can_be_listed_shown_continued_and_deleted(client, rows):
         client.predict(run=run, api_name="/run_show")
     with pytest.raises(AppError, match="no such run"):
         client.predict(run="../../etc", api_name="/run_show")
+
+
+def test_the_run_that_is_chosen_stays_chosen_when_the_list_comes_again(client, rows):
+    older, newer = (ask(client, rows, methods=["PMT, elu"], steps=1)[1] for _ in range(2))
+    assert client.predict(api_name="/runs")[1]["value"] == newer
+    assert client.predict(run=older, api_name="/runs")[1]["value"] == older
+    assert client.predict(run="deadbeef", api_name="/runs")[1]["value"] == newer
+
+
+def test_on_a_shared_machine_a_run_has_its_limit_and_is_found_by_who_has_its_id(
+    spec, rows, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("SPACE_ID", "somebody/space")
+    demo = build(spec, tmp_path)
+    monkeypatch.delenv("SPACE_ID")  # gradio would bind for a Space
+    _, url, _ = demo.launch(prevent_thread_lock=True, quiet=True, **LAUNCH)
+    first, later = Client(url, verbose=False), Client(url, verbose=False)
+    run = ask(first, rows, methods=["PMT, elu"], steps=2)[1]
+    with pytest.raises(AppError, match=f"would take 400 steps; here {LIMIT} are allowed"):
+        ask(first, rows, methods=["PMT, elu"], steps=400)
+    with pytest.raises(AppError, match=f"would take 400 steps; here {LIMIT} are allowed"):
+        first.predict(run=run, further=400, api_name="/run_resume")
+    with pytest.raises(AppError, match=r"steps must be in \[1, 2000\], not 5000"):
+        first.predict(run=run, further=5000, api_name="/run_resume")
+    assert run[:8] not in later.predict(api_name="/runs")[0]
+    later.predict(run=run, api_name="/run_show")  # the same visitor, whose page was opened anew
+    assert run[:8] in later.predict(api_name="/runs")[0]
+    assert (
+        "PMT, elu"
+        in later.predict(message="the cat", which=["PMT, elu"], n_new=2, api_name="/chat")[2][
+            "label"
+        ]
+    )
+    demo.close()
 
 
 def test_stopping_keeps_what_was_learnt(client, rows):

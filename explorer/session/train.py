@@ -58,11 +58,14 @@ def resuming(run: str, runs: Runs, steps: int = 0) -> Work:
 
 def longer(order: Order, steps: int) -> Order:
     """The same with this many steps, where that is more than were asked for."""
-    entries = (
-        replace(entry, fitting=replace(entry.fitting, steps=max(steps, entry.fitting.steps)))
-        for entry in order.entries
-    )
-    return replace(order, entries=tuple(entries))
+    try:
+        entries = tuple(
+            replace(entry, fitting=replace(entry.fitting, steps=max(steps, entry.fitting.steps)))
+            for entry in order.entries
+        )
+    except ValueError as error:
+        raise ExplorerError(f"{error}.", "Ask for fewer steps.") from error
+    return replace(order, entries=entries)
 
 
 def _first(lm: LoadedModel, spec: ModelSpec, order: Order, run: str) -> TrainView:

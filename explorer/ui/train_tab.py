@@ -17,7 +17,7 @@ from explorer.jobs import Job
 from explorer.session import Held, Session
 from explorer.session.order import Order, TrainView
 from explorer.session.runs import Runs
-from explorer.session.train import resuming, training
+from explorer.session.train import longer, resuming, training
 from explorer.ui.controls import shown
 from explorer.ui.live_plot import LivePlot
 from explorer.ui.page import PRIVATE, STREAM, line
@@ -74,7 +74,8 @@ more than p. Participation: (Σλ)²/Σλ², and what a method adds, ‖b‖/‖
 
 def train_tab(page: Page) -> None:
     runs = Runs(page.data / "runs")
-    alive: dict[str, Job] = {}  # runs of this process, by the run's id
+    jobs: dict[str, str] = {}  # the job of each run of this process: ids, for a job holds arrays
+    met: dict[str, str] = {}  # the session that has met a run last
 
     shared, call = SHARED if page.on_space else "", ONE_CALL if ON_ZERO_GPU else ""
     gr.Markdown(INTRO + shared + call, elem_classes=["intro"])
@@ -136,33 +137,30 @@ def train_tab(page: Page) -> None:
     def draw(session: Session, view: TrainView) -> list[Any]:
         page.sessions.keep(session.id, view)
         choice = page.sessions.get(session.id).last(Choice) or Choice()
+        made = [curve for curve in view.curves if curve.file and Path(curve.file).exists()]
+        for curve in made if view.spec == session.spec else ():
+            page.sessions.hold(session.id, Held(curve.entry.label, adapter=Saved(curve.file)))
         # Gradio serves files of its own cache only; the folder of runs may lie anywhere.
-        saved = [
-            save_file_to_cache(curve.file, gr.utils.get_upload_folder())
-            for curve in view.curves
-            if curve.file and Path(curve.file).exists()
-        ]
+        saved = [save_file_to_cache(curve.file, gr.utils.get_upload_folder()) for curve in made]
         return [result(view), *charts(view, choice), gr.File(saved or None, visible=bool(saved))]
 
     def follow(session: Session, run: str, job: Job, split: Any) -> Iterator[list[Any]]:
         drawing = [gr.skip()] * len(drawn)
-        try:
-            for status, view in page.follow(job):
-                drawing = drawing if view is None else draw(session, view)
-                # Every frame is whole; what has not changed since the last is not sent again.
-                yield [status, run, split, *drawing]
-        finally:
-            if isinstance(job.item, TrainView):
-                for curve in job.item.curves:
-                    if curve.file:
-                        held = Held(curve.entry.label, adapter=Saved(curve.file))
-                        page.sessions.hold(session.id, held)
+        for status, view in page.follow(job):
+            drawing = drawing if view is None else draw(session, view)
+            # Every frame is whole; what has not changed since the last is not sent again.
+            yield [status, run, split, *drawing]
+
+    def under_way(run: str) -> Job | None:
+        job = page.worker.job(jobs.get(run, ""))
+        return None if job is None or job.over else job
 
     def launch(
         session: Session, run: str, work: Any, seconds: float, split: Any
     ) -> Iterator[list[Any]]:
-        alive[run] = page.start(session, work, "Training", detached=True, seconds=seconds)
-        yield from follow(session, run, alive[run], split)
+        job = page.start(session, work, "Training", detached=True, seconds=seconds)
+        jobs[run], met[run] = job.id, session.id
+        yield from follow(session, run, job, split)
 
     def start(session: Session, values: dict[str, Any]) -> Iterator[list[Any]]:
         wanted = order(values)
@@ -206,12 +204,13 @@ def train_tab(page: Page) -> None:
             yield [frame[0], *frame[2:]]
 
     def watch(session: Session, run: str) -> Iterator[list[Any]]:
-        job = alive.get(run)
-        if job is not None and not job.over:
-            job.owner = session.id  # who knows a run may stop it
+        job = under_way(run)
+        if job is not None:
+            job.owner = met[run] = session.id  # who knows a run may stop it
             yield from follow(session, run, job, gr.skip())
             return
         view, state = runs.read(run), runs.state(run)
+        met[run] = session.id
         said = f"Run {run[:8]}: {state}" + (
             ", it can go on from its last checkpoint" if state == "interrupted" else ""
         )
@@ -222,14 +221,15 @@ def train_tab(page: Page) -> None:
         """Ids of the runs a visitor may see: on a shared machine those they have met already."""
         if not page.on_space:
             return None
-        return [run for run, job in alive.items() if job.owner == session.id]
+        return [run for run, who in met.items() if who == session.id]
 
     @shown
-    def on_runs(request: gr.Request):
-        """The runs there are, the newest first."""
+    def on_runs(request: gr.Request, run: str | None = None):
+        """The runs there are, the newest first. The one that is chosen stays so."""
         lines = runs.list(known(page.session(request)))
         options = [(f"{one.id[:8]} · {one.state} · {one.title}", one.id) for one in lines]
-        value = options[0][1] if options else None
+        newest = options[0][1] if options else None
+        value = run if run in [one.id for one in lines] else newest
         return runs_table(lines, time.time()), gr.Dropdown(options, value=value)
 
     @shown
@@ -241,10 +241,10 @@ def train_tab(page: Page) -> None:
     def on_resume(run: str, further: int, request: gr.Request):
         """Go on with a run from its last checkpoint, up to a later step if one is given."""
         session, run = page.session(request), _named(run)
-        job = alive.get(run)
-        if job is not None and not job.over:
+        if under_way(run) is not None:
             yield from watch(session, run)
             return
+        _within_limits(page, longer(runs.read(run).order, int(further or 0)))
         work = resuming(run, runs, int(further or 0))
         yield from launch(session, run, work, RUN, gr.skip())
 
@@ -275,7 +275,7 @@ def train_tab(page: Page) -> None:
     gr.on(asked.redrawn, on_rows, asked.data, rows, api_name="rows", **public)
     page.demo.load(on_open, page.run, [page.status, rows, *drawn], **PRIVATE)
     page.demo.load(on_runs, None, [table, which], **PRIVATE)
-    which.focus(on_runs, None, [table, which], api_name="runs", **public)
+    which.focus(on_runs, which, [table, which], api_name="runs", **public)
     show.click(on_show, which, outputs, api_name="run_show", **STREAM)
     resume.click(on_resume, [which, further], outputs, api_name="run_resume", **STREAM)
     delete.click(on_delete, which, [table, which], api_name="run_delete", **public)
