@@ -8,6 +8,7 @@ shape (`frame`, `column`) that the page can move without getting the figure agai
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,6 +23,11 @@ LEAST = 1e-4  # shares below it have no colour on a logarithmic scale
 LABELLED = 40  # more positions than this get numbers instead of tokens on their axis
 DRAWN = 512  # positions of a figure at most: more than it has pixels for
 _INK = {"color": "var(--body-text-color)", "width": 2}
+
+
+def literal(token: str) -> str:
+    """A token to be written in a figure letter by letter: plotly reads <b> and &lt; as HTML."""
+    return html.escape(token, quote=False)
 
 
 def colour_of(group: str) -> str:
@@ -175,7 +181,7 @@ def shares_along(
     else:  # every position is a step one wide, so that a text of one token is still an area
         steps = {"x": np.concatenate([[-0.5], x, [length - 0.5]]).astype(np.float32)}
         some = np.concatenate([some[:1], some, some[-1:]])
-    labels = [tokens[i] for i in some]
+    labels = [literal(tokens[i]) for i in some]
     traces: list[dict] = []
     for index, group in enumerate(groups):
         values = np.asarray(shares[some, index], np.float32)
@@ -202,7 +208,7 @@ def shares_along(
         axis |= {
             "tickmode": "array",
             "tickvals": list(range(length)),
-            "ticktext": list(tokens),
+            "ticktext": [literal(token) for token in tokens],
             "tickangle": -60,
         }
     else:

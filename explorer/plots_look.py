@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from explorer.plots import DRAWN, MARGIN, cell_map, colour_of, sequential
+from explorer.plots import DRAWN, MARGIN, cell_map, colour_of, literal, sequential
 
 _DIVERGING = [
     [0, "var(--prompt)"],
@@ -130,7 +130,7 @@ def row_bars(
     bars = {
         "type": "bar",
         "x": [float(value) for value in values],
-        "y": [f"{n}. {label}" for n, label in enumerate(labels, start=1)],
+        "y": [f"{n}. {literal(label)}" for n, label in enumerate(labels, start=1)],
         "orientation": "h",
         "marker": {"color": [colour_of(group) for group in groups]},
         "customdata": list(groups),
@@ -187,6 +187,7 @@ def row_along(
         names = [f"slot {at}" if group == "prefix" else f"{labels[at]} ({at})" for at in tops]
         largest = np.asarray(part, np.float32)[tops]
         best = max(best, (float(largest.max()), names[int(largest.argmax())]))
+        names = [literal(name) for name in names]
         # Steps as one line, not as bars: a page draws one path in a tenth of the time of many.
         middle = (edges + ends - 1) / 2 + offset
         around = [[offset - 0.5], middle, [offset + len(part) - 0.5]]
@@ -243,7 +244,7 @@ def written_map(shares: np.ndarray, tokens: Sequence[str], group: str) -> go.Fig
         "xaxis": {
             "tickmode": "array",
             "tickvals": list(range(len(tokens))),
-            "ticktext": list(tokens),
+            "ticktext": [literal(token) for token in tokens],
             "tickangle": -60,
             "showgrid": False,
             "zeroline": False,

@@ -133,6 +133,29 @@ def test_two_states_have_one_scale_and_a_difference(compared, seen, scale):
     assert len(parts["pair_along_b"].data[0].x) == len(other.view.mass.ids) + 2
 
 
+def test_of_the_first_token_alone_nothing_is_left_without_the_sink(compared):
+    view, other = compared
+    parts = everything(view, choice(at=0, at_b=0, scale=SINKLESS), other)
+    assert "– in A, – in B" in parts["pair_told"] and "nan" not in parts["pair_told"]
+    assert "full at 100.0%" in parts["facts"]  # it sees itself
+
+
+def test_a_token_is_written_letter_by_letter():
+    """Some models have tokens for tags, which plotly would obey."""
+    tokens, shares = ["<br>", "<b>", "&lt;"], np.eye(3, dtype=np.float32)
+    written = ["&lt;br&gt;", "&lt;b&gt;", "&amp;lt;"]
+    curve = plots.shares_along(shares, plots.GROUPS[:3], tokens, title="One")
+    assert list(curve.layout.xaxis.ticktext) == written
+    assert list(curve.data[0].customdata[1:-1]) == written
+    assert list(plots_look.written_map(shares, tokens, "sink").layout.xaxis.ticktext) == written
+    bars = plots_look.row_bars(tokens, [0.5, 0.3, 0.2], plots.GROUPS[:3], title="One", entropy=1)
+    assert [label.split(". ")[1] for label in bars.data[0].y] == written
+    assert "most on <br>" in bars.layout.meta["alt"]
+    along = plots_look.row_along(shares[0], tokens, n_slots=0, title="One")
+    assert along.data[0].customdata[1] == "&lt;br&gt; (0)"
+    assert "most on <br> (0)" in along.layout.meta["alt"]
+
+
 def test_a_chosen_head_is_framed_and_drawn_in_both_states(compared):
     view, other = compared
     asked = choice(layer=2, head=5, opened=frozenset({"pair"}))

@@ -125,7 +125,7 @@ def weights_of(
     view: LookView, choice: Choice, asked: RowsView | None, first: int
 ) -> tuple[list[float], float]:
     """How much of every token of a window the chosen head takes, and the most that any but the
-    sink gets; nothing where the row is not kept.
+    sink gets, or the sink where it has all; nothing where the row is not kept.
     """
     here = view.mass.positions[position(view, choice.at)]
     row, _ = row_of(view, asked, *head_of(view, choice), here)
@@ -133,7 +133,7 @@ def weights_of(
         return [], 1.0
     text = row.weights[row.n_slots :]
     window = view.mass.tokens[first : first + WINDOW]
-    rest = text[1:] if len(text) > 1 else text
+    rest = text[1:] if text[1:].any() else text
     return [float(text[token.start : token.stop].sum()) for token in window], float(rest.max())
 
 

@@ -157,11 +157,15 @@ def _told(view: LookView, choice: Choice, b: LookView, choice_b: Choice) -> str:
     return (
         f"<div class='finding'>{lines}<p>B − A on {html.escape(group)}: "
         f"{_signed(100 * float(change.mean()))} points on the mean of all heads. Largest in "
-        f"layer {layer}, head {head}: {cells[layer, head]:.1%} in A, "
-        f"{cells_b[layer, head]:.1%} in B. Chosen, layer {own[0]}, head {own[1]}: "
-        f"{cells[own]:.1%} in A, {cells_b[own]:.1%} in B."
-        f"</p></div>"
+        f"layer {layer}, head {head}: {_both(cells, cells_b, (layer, head))}. Chosen, "
+        f"layer {own[0]}, head {own[1]}: {_both(cells, cells_b, own)}.</p></div>"
     )
+
+
+def _both(cells: np.ndarray, cells_b: np.ndarray, head: tuple[int, int]) -> str:
+    """One head's share in A and in B; – where the sink takes all, and is left out."""
+    a, b = ("–" if np.isnan(share) else f"{share:.1%}" for share in (cells[head], cells_b[head]))
+    return f"{a} in A, {b} in B"
 
 
 def _signed(value: float) -> str:
