@@ -22,7 +22,7 @@ from torch import Tensor
 
 from explorer.attention import AttentionCall, Output, patched
 from explorer.lm import LoadedModel
-from explorer.methods import Adapter, asking
+from explorer.methods import Adapter, asking, mix
 from explorer.prefix import scores
 
 
@@ -88,7 +88,7 @@ def beside(
             own = scores(call, slots[call.layer])[0][:, mixed].softmax(-1)  # (h, e, p)
             gate = gates[call.layer].to(own.device)[:, None, None]
             prompts[call.layer, ..., : own.shape[-1]] = (gate * own).to("cpu", torch.float16)
-        return (rest + added).transpose(1, 2).to(output.dtype), weights
+        return mix(output, part), weights
 
     with asking(adapter, lm), patched(lm, watch):
         lm.logits(ids, last=1, start=adapter.span)

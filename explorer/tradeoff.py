@@ -37,7 +37,7 @@ from explorer.contenders import (
 )
 from explorer.errors import ExplorerError
 from explorer.lm import LoadedModel
-from explorer.methods import asking
+from explorer.methods import asking, mix
 from explorer.prefix import Prefix, scores
 from explorer.shares import BLOCK
 
@@ -287,8 +287,7 @@ class _Meter:
                 logits = scores(call, self.slots[call.layer].to(call.query.device), rows)[0]
                 sink = logits.softmax(-1)[..., 0]  # (h, window)
                 self.first[index, call.layer] = (alpha * sink).mean(-1).cpu().numpy()
-        mixed = text + added if rest is None else torch.addcmul(added, rest[..., None], text)
-        return mixed.transpose(1, 2).to(output.dtype), weights
+        return mix(output, part), weights
 
 
 def _reading(

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from explorer.attention import AttentionCall, Output, Patch
@@ -105,19 +106,22 @@ def check(config: Any) -> None:
             raise ValueError(f"{field.name} must be in [{has['low']}, {has['high']}], not {value}")
 
 
+def mix(output: Tensor, part: Part) -> Tensor:
+    """a · o_X + b, in the precision of o_X. output: (b, q, h, d) → the same shape"""
+    own_share, extra = part
+    if own_share is None:
+        return output + extra.transpose(1, 2).to(output.dtype)
+    mixed = torch.addcmul(extra, own_share[..., None], output.transpose(1, 2).float())
+    return mixed.transpose(1, 2).to(output.dtype)
+
+
 def patch_of(parts: Parts) -> Patch:
-    """The patch that answers a · o_X + b, in the precision of o_X."""
+    """The patch that answers a · o_X + b."""
 
     def patch(call: AttentionCall) -> Output:
         part = parts(call)
         output, weights = call.run()  # (b, q, h, d)
-        if part is None:
-            return output, weights
-        own_share, extra = part
-        if own_share is None:
-            return output + extra.transpose(1, 2).to(output.dtype), weights
-        mixed = own_share[..., None] * output.transpose(1, 2).float() + extra
-        return mixed.transpose(1, 2).to(output.dtype), weights
+        return (output if part is None else mix(output, part)), weights
 
     return patch
 
