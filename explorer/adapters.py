@@ -93,12 +93,22 @@ def inspect(path: str | Path) -> Card:
             "Choose a file that the Train place has saved.",
         )
     try:
-        return Card(**json.loads(metadata["card"]))
+        return _typed(Card(**json.loads(metadata["card"])))
     except (KeyError, TypeError, ValueError) as error:
         raise ExplorerError(
             f"{path.name} is an adapter whose description cannot be read.",
             "It was changed, or made by a newer version of this program.",
         ) from error
+
+
+def _typed(card: Card) -> Card:
+    """The card, if it holds text, counts and mappings where it should. Raises TypeError."""
+    kinds = {"str": str, "int": int}
+    for one in dataclasses.fields(card):
+        value = getattr(card, one.name)
+        if not isinstance(value, kinds.get(one.type, dict)):
+            raise TypeError(f"{one.name} of a card cannot be {value!r}")
+    return card
 
 
 def load(path: str | Path, lm: LoadedModel) -> tuple[Adapter, Card]:

@@ -103,6 +103,8 @@ def test_another_models_adapter_is_refused(saved):
         (lambda card: card["config"].update(colour=1), "does not hold what its description says"),
         (lambda card: card.update(extra=1), "cannot be read"),
         (lambda card: card.pop("model"), "cannot be read"),
+        (lambda card: card.update(training=["no"]), "cannot be read"),
+        (lambda card: card.update(precision=16), "cannot be read"),
     ],
 )
 def test_a_description_that_does_not_fit_is_refused(saved, lm, change, said):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 
 import pytest
 from gradio_client import Client, handle_file
@@ -11,10 +12,11 @@ from gradio_client.exceptions import AppError
 
 from app import LAUNCH
 from explorer import adapters, chat, models
+from explorer.errors import ExplorerError
 from explorer.examples import Wording
 from explorer.generate import Sampling
 from explorer.lm import ModelSpec
-from explorer.session.chat import MOST, ChatView, talking
+from explorer.session.chat import MOST, ChatView, talking, wording_of
 from explorer.ui.build import build
 from explorer.ui.chat_view import BOXES, messages, notes
 from tests.test_methods import VARIANTS, stirred
@@ -202,6 +204,14 @@ def test_starting_over_while_an_answer_comes_ends_it_on_the_status_line_too(clie
     client.predict(api_name="/chat_clear")
     assert "Chatting: stopped" in run.result(timeout=60)[0]
     assert len(said(client.predict(message="a dog", n_new=1, api_name="/chat"))[0]) == 2
+
+
+@pytest.mark.parametrize("wording", [{"colour": 1}, {"template": 5}, "text"])
+def test_a_wording_that_cannot_be_read_is_refused_in_a_sentence(loud, wording):
+    card = adapters.inspect(loud[0])
+    assert wording_of(card) == WORDING
+    with pytest.raises(ExplorerError, match="a wording that cannot be read"):
+        wording_of(replace(card, training={"wording": wording}))
 
 
 def test_what_is_no_longer_read_is_said(spec, loud):

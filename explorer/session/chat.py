@@ -140,7 +140,7 @@ def _columns(
 ) -> list[Column]:
     """Who is asked now, with what was said in the same column before."""
     fixed = {"chat": Wording("{text}", chat=True), "plain": Wording("{text}")}
-    known = [Wording(**card.training.get("wording", {})) for card in cards]
+    known = [wording_of(card) for card in cards]
     usual = fixed["chat" if lm.tokenizer.chat_template else "plain"]
     wordings = [known[0] if known else usual, *known]
     if manner in fixed:
@@ -156,6 +156,17 @@ def _columns(
 def label_of(card: adapters.Card, path: str) -> str:
     """How an adapter is called: as its maker called it, else by its file."""
     return str(card.training.get("label") or Path(path).stem)
+
+
+def wording_of(card: adapters.Card) -> Wording:
+    """How the rows were put that an adapter was trained on; the usual way where it does not say."""
+    try:
+        return Wording(**card.training.get("wording", {}))
+    except TypeError as error:
+        raise ExplorerError(
+            "An adapter's description has a wording that cannot be read.",
+            "It was changed, or made by another version of this program.",
+        ) from error
 
 
 def _apart(labels: Sequence[str]) -> list[str]:

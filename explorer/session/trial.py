@@ -12,7 +12,7 @@ from explorer.examples import Wording
 from explorer.jobs import Stop, Work
 from explorer.lm import LoadedModel, ModelSpec
 from explorer.methods import Adapter
-from explorer.session.chat import label_of
+from explorer.session.chat import label_of, wording_of
 from explorer.session.order import DataChoice, Score
 
 
@@ -61,15 +61,11 @@ def _trying(
     if data is None:
         return
     subjects = [None, *(adapter for adapter, _ in opened)]
-    wordings = [_wording(one) for one in (known[0], *known)]
+    wordings = [wording_of(one.card) for one in (known[0], *known)]
     for index, (adapter, wording) in enumerate(zip(subjects, wordings, strict=True)):
         score = _score(lm, adapter, wording, data, stop, done[index].label)
         done[index] = replace(done[index], score=score)
         yield TrialView(tuple(done))
-
-
-def _wording(tried: Tried) -> Wording:
-    return Wording(**tried.card.training.get("wording", {}))
 
 
 def _score(
