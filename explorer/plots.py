@@ -22,6 +22,14 @@ MARGIN = {"l": 48, "r": 12, "t": 12, "b": 44}
 LEAST = 1e-4  # shares below it have no colour on a logarithmic scale
 LABELLED = 40  # more positions than this get numbers instead of tokens on their axis
 DRAWN = 512  # positions of a figure at most: more than it has pixels for
+COLOURS = tuple(f"var(--method-{n})" for n in range(1, 7))  # of methods, in order
+# From one sign to the other, with nothing in the middle.
+DIVERGING = [
+    [0, "var(--prompt)"],
+    [0.5, "var(--prompt-clear)"],
+    [0.5, "var(--prefix-clear)"],
+    [1, "var(--prefix)"],
+]
 _INK = {"color": "var(--body-text-color)", "width": 2}
 
 

@@ -7,14 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from explorer.plots import DRAWN, MARGIN, cell_map, colour_of, literal, sequential
-
-_DIVERGING = [
-    [0, "var(--prompt)"],
-    [0.5, "var(--prompt-clear)"],
-    [0.5, "var(--prefix-clear)"],
-    [1, "var(--prefix)"],
-]
+from explorer.plots import DIVERGING, DRAWN, MARGIN, cell_map, colour_of, literal, sequential
 
 
 def difference_map(
@@ -31,7 +24,7 @@ def difference_map(
     layer, head = np.unravel_index(int(np.abs(change).argmax()), change.shape)
     return cell_map(
         change,
-        colorscale=_DIVERGING,
+        colorscale=DIVERGING,
         bounds=(-top, top),
         ticks={"tickformat": "+.0%"},
         hover=f"%{{z:+.1%}} on {group}",
@@ -52,7 +45,7 @@ def gate_map(gates: np.ndarray, *, name: str, chosen: tuple[int, int] | None = N
     layer, head = np.unravel_index(int(np.abs(known).argmax()), gates.shape)
     return cell_map(
         gates,
-        colorscale=_DIVERGING,
+        colorscale=DIVERGING,
         bounds=(-top, top),
         ticks={"tickformat": "+.2~f"},
         hover="tanh(g) %{z:+.3f}",

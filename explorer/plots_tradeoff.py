@@ -8,12 +8,11 @@ from typing import Literal
 import numpy as np
 import plotly.graph_objects as go
 
-from explorer.plots import MARGIN
+from explorer.plots import COLOURS, MARGIN
 from explorer.tradeoff import FIRST, Curve, Measure, TradeOff
 
 Along = Literal["length", "slots"]
 
-COLOURS = tuple(f"var(--method-{n})" for n in range(1, 7))
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star")
 TITLES: dict[Measure, str] = {
     "share": "share α of the prefix",

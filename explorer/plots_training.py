@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from explorer.plots import MARGIN
+from explorer.plots import COLOURS, DIVERGING, MARGIN, cell_map, sequential
 
-COLOURS = tuple(f"var(--method-{n})" for n in range(1, 7))
 _LEGEND = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"}
 
 
@@ -114,56 +113,25 @@ def smoothed(values: Sequence[float], weight: float) -> list[float]:
     return out
 
 
-def head_map(values: np.ndarray, *, name: str, what: str, run: str) -> go.Figure:
+def head_map(values: np.ndarray, *, name: str, what: str) -> go.Figure:
     """Layer × head of a number of every head: gates tanh(g), or how much is added.
 
     values: (l, h), NaN where there is none; around zero where some are negative
     what: what the number is, "tanh(g)"
     """
-    n_layers, n_heads = values.shape
-    top = max(float(np.nanmax(np.abs(values), initial=0.0)), 1e-3)
-    signed = bool(np.nanmin(values, initial=0.0) < 0)
-    scale = [[0, "var(--prefix-clear)"], [1, "var(--prefix)"]]
-    if signed:
-        scale = [
-            [0, "var(--prompt)"],
-            [0.5, "var(--prompt-clear)"],
-            [0.5, "var(--prefix-clear)"],
-            [1, "var(--prefix)"],
-        ]
-    figure = go.Figure(
-        go.Heatmap(
-            z=values,
-            zmin=-top if signed else 0.0,
-            zmax=top,
-            colorscale=scale,
-            xgap=1,
-            ygap=1,
-            colorbar={"thickness": 10, "outlinewidth": 0, "nticks": 5},
-            hovertemplate=f"layer %{{y}}, head %{{x}}<br>{what} %{{z:.4f}}<extra></extra>",
-        )
-    )
     known = np.nan_to_num(values)
+    top = max(float(np.abs(known).max()), 1e-3)
+    signed = bool((known < 0).any())
     layer, head = np.unravel_index(int(np.abs(known).argmax()), values.shape)
-    figure.update_layout(
-        template="none",
-        height=int(np.clip(90 + 13 * n_layers, 220, 480)),
-        margin={**MARGIN, "r": 0},
-        uirevision=f"heads {run}",
-        meta={
-            "alt": f"{name}, {what} of {int(np.isfinite(values).sum())} heads: the largest is "
-            f"{known[layer, head]:.3f}, in layer {layer}, head {head}."
-        },
+    return cell_map(
+        values,
+        colorscale=DIVERGING if signed else sequential("prefix"),
+        bounds=(-top if signed else 0.0, top),
+        ticks={},
+        hover=f"{what} %{{z:.4f}}",
+        alt=f"{name}, {what} of {int(np.isfinite(values).sum())} heads: the largest is "
+        f"{known[layer, head]:.3f}, in layer {layer}, head {head}.",
     )
-    figure.update_xaxes(title="head", showgrid=False, zeroline=False, dtick=max(1, n_heads // 12))
-    figure.update_yaxes(
-        title="layer",
-        showgrid=False,
-        zeroline=False,
-        autorange="reversed",
-        dtick=max(1, round(n_layers / 10)),
-    )
-    return figure
 
 
 def spectrum_chart(decays: Mapping[str, np.ndarray], *, run: str) -> go.Figure:

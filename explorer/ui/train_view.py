@@ -118,10 +118,10 @@ def _heads(view: TrainView, choice: Choice) -> go.Figure | None:
     look, label = _look(curve, choice), curve.entry.label
     if gates:
         values = curve.gates if look is None or choice.moment == 100 else look.gates
-        return head_map(values, name=label, what="tanh(g)", run=f"{view.run} {label}")
+        return head_map(values, name=label, what="tanh(g)")
     if look is None:
         return None
-    return head_map(look.ratio, name=label, what="‖b‖ / ‖o‖", run=f"{view.run} {label}")
+    return head_map(look.ratio, name=label, what="‖b‖ / ‖o‖")
 
 
 def _decay(curve: Curve, choice: Choice) -> np.ndarray | None:
