@@ -99,9 +99,7 @@ class Report:
 class Job:
     """One piece of work on the model, from submission to its end. Made by `Worker.submit`."""
 
-    def __init__(
-        self, worker: Worker, work: Work, title: str, owner: str, detached: bool, keep: int
-    ) -> None:
+    def __init__(self, worker: Worker, work: Work, title: str, owner: str, detached: bool) -> None:
         self.id = uuid.uuid4().hex
         self.title = title
         self.owner = owner
@@ -109,7 +107,6 @@ class Job:
         self.state: State = "waiting"
         self.item: Any = None
         self.error: BaseException | None = None
-        self.history: collections.deque[Any] = collections.deque(maxlen=keep)
         self._worker = worker
         self._work: Work | None = work
         self._count = 0
@@ -223,7 +220,6 @@ class Job:
         with self._news:
             self.item = item
             self._count += 1
-            self.history.append(item)
             self._news.notify_all()
 
     def _say(self, text: str, fraction: float | None) -> None:
@@ -269,17 +265,15 @@ class Worker:
         *,
         owner: str = "",
         detached: bool = False,
-        keep: int = 0,
         seconds: float = 0,
     ) -> Job:
         """Queue a job.
 
-        keep: how many of its latest items `job.history` holds
         seconds: it may take where the model is in other processes; 0: it needs no model
         """
         if self._call is not None and seconds:
             work = self._call(work, seconds)
-        job = Job(self, work, title, owner, detached, keep)
+        job = Job(self, work, title, owner, detached)
         with self._change:
             waiting = self._waiting
             if self._call is not None:

@@ -119,6 +119,3 @@ class Sessions:
         """The visitor has left."""
         with self._lock:
             self._sessions.pop(session_id, None)
-
-    def __len__(self) -> int:
-        return len(self._sessions)

@@ -77,7 +77,6 @@ class Page:
         title: str,
         *,
         detached: bool = False,
-        keep: int = 0,
         seconds: float = CALL,
     ) -> Job:
         """Queue work on the model for a visitor.
@@ -85,9 +84,7 @@ class Page:
         title: what the status line says, "Solving"
         seconds: that it may take on ZeroGPU; 0 for what needs no model
         """
-        return self.worker.submit(
-            work, title, owner=session.id, detached=detached, keep=keep, seconds=seconds
-        )
+        return self.worker.submit(work, title, owner=session.id, detached=detached, seconds=seconds)
 
     def follow(self, job: Job, min_interval: float = 0.3) -> Iterator[tuple[str, Any]]:
         """The status line and the newest item of a job (None where it is not new), until it ends.
@@ -132,4 +129,9 @@ def duration(seconds: float) -> str:
         return f"{seconds:.1f} s"
     if seconds < 60:
         return f"{seconds:.0f} s"
-    return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    if seconds < 3600:
+        return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    hours = int(seconds // 3600)
+    if hours < 24:
+        return f"{hours} h {int(seconds % 3600 // 60)} min"
+    return f"{hours // 24} d {hours % 24} h"
