@@ -77,7 +77,7 @@ def _opening(spec: ModelSpec, path: str, stop: Stop) -> Iterator[Stage | ForceVi
 
 
 def trying(view: ForceView, prompts: list[str]) -> Work:
-    """→ a job that replays the prefix on each prompt and yields the list of Trials so far"""
+    """→ a job that replays the prefix on each prompt and yields the Trials so far"""
     return partial(_trying, view, prompts)
 
 

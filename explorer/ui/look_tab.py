@@ -1,8 +1,9 @@
 """Look: where every head's attention goes.
 
-Two events compute (`/look`, `/look_pair`); all others redraw from the arrays the session holds,
-see `look_choices`: another group, another head (menus or a click on a map), another position (a
-click on a token or on the curve).
+Here are the events that read a text (`/look`, `/look_pair`, `/look_mark`), and in `look_actions`
+those that ask the model for more of it. All others redraw from the arrays the session holds, see
+`look_choices`: another group, another head (menus or a click on a map), another position (a click
+on a token or on the curve).
 """
 
 from __future__ import annotations

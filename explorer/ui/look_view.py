@@ -147,7 +147,7 @@ def place(view: LookView, choice: Choice, at: int | None = None) -> str:
     kept = view.mass.positions
     without = " (the sink left out)" if choice.scale == SINKLESS else ""
     if choice.seen == MEAN and kept[-1] > 0:
-        some = "" if len(kept) == kept[-1] + 1 else f" {len(kept):,} of the"
+        some = "" if len(kept) == kept[-1] + 1 else f" {len(kept) - 1:,} of the"
         return f"the mean over{some} {kept[-1]:,} tokens after the first{without}"
     here = kept[position(view, choice.at if at is None else at)]
     last = " (the last)" if here == kept[-1] else ""

@@ -28,7 +28,7 @@ def card(forced: ForcedPrefix) -> str:
     """Verdict and numbers."""
     proof = forced.proof
     rows = "".join(
-        f"<tr><th>{name}</th><td class='{_JUDGED[good]}'>{value}</td>"
+        f"<tr><th scope='row'>{name}</th><td class='{_JUDGED[good]}'>{value}</td>"
         f"<td class='hint'>{meaning}</td></tr>"
         for name, value, good, meaning in _numbers(forced)
     )
@@ -156,7 +156,7 @@ def signs_card(signs: Signs | None) -> str:
         ),
     ]
     body = "".join(
-        f"<tr><th>{name}</th><td>{value}</td><td class='hint'>{meaning}</td></tr>"
+        f"<tr><th scope='row'>{name}</th><td>{value}</td><td class='hint'>{meaning}</td></tr>"
         for name, value, meaning in rows
     )
     return f"<div class='proof'>{verdict}<table>{body}</table></div>"
@@ -167,6 +167,8 @@ def trials_table(trials: Sequence[Trial]) -> str:
     if not trials:
         return "<div class='empty'>One line for each prompt appears here.</div>"
     held = sum(trial.forced for trial in trials)
+    named = ("Forced", "Prompt", "Said", "First miss", "Smallest lead", "Coverage")
+    heads = "".join(f"<th scope='col'>{name}</th>" for name in named)
     rows = "".join(
         f"<tr><td class='{'good' if t.forced else 'bad'}'>{'✓' if t.forced else '✗'}</td>"
         f"<td>{html.escape(t.prompt)}</td><td>{html.escape(t.said)}</td>"
@@ -176,6 +178,5 @@ def trials_table(trials: Sequence[Trial]) -> str:
     )
     return (
         f"<div class='scroll'><table class='trials'><caption>{held} of {len(trials)} forced"
-        "</caption><tr><th></th><th>Prompt</th><th>Said</th><th>First miss</th>"
-        f"<th>Smallest lead</th><th>Coverage</th></tr>{rows}</table></div>"
+        f"</caption><tr>{heads}</tr>{rows}</table></div>"
     )
