@@ -133,6 +133,8 @@ def test_the_split_is_shown_before_the_run(client, rows):
     )
     assert "12 rows, 2 classes" in said and "To learn from: 4" in said
     assert "120 rows, 6 classes" in client.predict(source="requests", api_name="/rows")
+    # Who has just chosen “my own file” has yet to bring it, and made no mistake.
+    assert "appears here" in client.predict(source="my own file", file=None, api_name="/rows")
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ falls, which heads open their gates, and along how many axes each method moves a
 SHARED = f"""
 This machine is shared: a run may have {LIMIT} steps, counting those of all methods and trials.
 """
+UNSPLIT = "<p class='hint'>What is learnt from and tested on appears here.</p>"
 SOURCE = """
 <p class="hint">PMT: o + φ(q)ᵀM, arXiv 2506.13674, Eq. 7. Zero-gate: o + tanh(g)·Attn(q, P), arXiv
 2303.16199 and 2502.03029, Eq. 5. Prefix-tuning: one softmax with the text, arXiv 2101.00190. LoRA:
@@ -87,7 +88,7 @@ def train_tab(page: Page) -> None:
             for name in RACES
         ]
     with gr.Accordion("The split", open=False):
-        rows = gr.HTML("<p class='hint'>What is learnt from and tested on appears here.</p>")
+        rows = gr.HTML(UNSPLIT)
     loss = LivePlot(height=340, empty="The loss of every step appears here.", elem_id="train-loss")
     outcome = gr.HTML(NOTHING, elem_id="train-result")
     with gr.Row():
@@ -190,6 +191,8 @@ def train_tab(page: Page) -> None:
         source: str, file: str | None = None, kind="classes", shots=4, held_out=HELD_OUT, seed=0
     ):
         """The split before a run: which rows are learnt from, which are tested on."""
+        if source == OWN and not file:
+            return UNSPLIT  # it comes next
         choice = data_choice(
             dict(zip(DATA, (source, file, kind, shots, held_out, seed), strict=True))
         )
