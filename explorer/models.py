@@ -217,6 +217,24 @@ def _device(spec: ModelSpec) -> str:
     return "cpu"
 
 
+def _check_device(device: str) -> None:
+    """Raises ExplorerError for a device that this machine has not."""
+    if device == "auto":  # all GPUs
+        return
+    try:
+        kind, index = torch.device(device).type, torch.device(device).index or 0
+    except RuntimeError as error:
+        raise ExplorerError(
+            f"There is no device called {device}.", "Choose auto, cpu, cuda, cuda:1 or mps."
+        ) from error
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ExplorerError("No NVIDIA GPU answers here.", "Choose the device cpu.")
+    if kind == "cuda" and index >= torch.cuda.device_count():
+        raise ExplorerError(f"There is no {device} here.", "GPUs are counted from cuda:0.")
+    if kind == "mps" and not torch.backends.mps.is_available():
+        raise ExplorerError("No Apple GPU answers here.", "Choose the device cpu.")
+
+
 def _dtype(spec: ModelSpec, config, device: str) -> torch.dtype:
     if spec.dtype != "auto":
         return getattr(torch, spec.dtype)
@@ -232,8 +250,7 @@ def _dtype(spec: ModelSpec, config, device: str) -> torch.dtype:
 
 def _materialise(spec: ModelSpec, where: str, config):
     device = _device(spec)
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ExplorerError("No NVIDIA GPU answers here.", "Choose the device cpu.")
+    _check_device(device)
     options = {
         "revision": spec.revision,
         "trust_remote_code": spec.trust_remote_code,

@@ -245,6 +245,16 @@ def test_a_gpu_that_is_not_there_is_one_sentence(folder):
         load(ModelSpec(folder, device="cuda"))
 
 
+@pytest.mark.parametrize(
+    ("device", "said"), [("mps", "No Apple GPU"), ("warp drive", "no device called warp drive")]
+)
+def test_a_device_that_is_not_there_is_one_sentence(folder, device, said):
+    if device == "mps" and torch.backends.mps.is_available():
+        pytest.skip("there is one")
+    with pytest.raises(ExplorerError, match=said):
+        load(ModelSpec(folder, device=device))
+
+
 def test_presets_say_what_they_are():
     for preset in PRESETS.values():
         assert preset.licence and preset.parameters > 1e8
