@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
@@ -69,6 +70,21 @@ class Request:
     seed: int = 0
     chat: bool = False
     specials: bool = False
+
+    def __post_init__(self):
+        # What means nothing is refused here, before anything has been computed for it.
+        Matching(self.keys, self.attn_lim, self.repeat)
+        generate.Sampling(self.temperature, self.top_p, self.seed)
+        least = {"layers": 1, "steps": 0, "go_on": 0, "rate": 0.0}
+        for name, low in least.items():
+            if not getattr(self, name) >= low:
+                raise ExplorerError(
+                    f"{name} is {getattr(self, name)}.", f"It must be a number from {low} on."
+                )
+        if self.margin is not None and math.isnan(self.margin):
+            raise ExplorerError("The margin is not a number.", "Leave it out, or choose 2.")
+        if isinstance(self.others, str):
+            raise ExplorerError("Further prompts are a list.", "Write others=[…].")
 
 
 @dataclass(frozen=True)
@@ -300,9 +316,10 @@ def _target(lm: LoadedModel, request: Request, source: Tensor) -> tuple[int, ...
             raise ExplorerError("The target has no token.", "Ask for at least one.")
         return tuple(step.id for step in generate.stream(lm, source, request.tokens))
     if isinstance(request.target, str):
-        if not request.target:
+        written = text.plain(lm.tokenizer, request.target, specials=request.specials)
+        if not written:  # blank ones too, where a tokenizer drops blanks
             raise ExplorerError("The target is empty.", "Write the text the model shall say.")
-        return tuple(text.plain(lm.tokenizer, request.target, specials=request.specials))
+        return tuple(written)
     target = tuple(int(i) for i in request.target)
     if not target:
         raise ExplorerError("The target is empty.", "Give at least one token id.")
@@ -330,7 +347,7 @@ def open_forced(path: str | Path, lm: LoadedModel) -> ForcedPrefix:
     Raises ExplorerError for a file that is none, is damaged, or is for another model.
     """
     path = Path(path)
-    metadata = tensorfile.header(path).get("__metadata__", {})
+    metadata = tensorfile.header(path)["__metadata__"]
     if metadata.get("format") != FORMAT:
         raise ExplorerError(
             f"{path.name} is a safetensors file, but not a forced prefix made here.",
@@ -363,7 +380,15 @@ def open_forced(path: str | Path, lm: LoadedModel) -> ForcedPrefix:
         forced = ForcedPrefix(
             **{**card, "request": asked, "solved": solved, "target": target, "proof": proof}
         )
-    except (KeyError, TypeError, ValueError, SafetensorError) as error:
+    except (
+        AttributeError,
+        ExplorerError,
+        KeyError,
+        RecursionError,
+        TypeError,
+        ValueError,
+        SafetensorError,
+    ) as error:
         raise ExplorerError(
             f"{path.name} does not hold what its description says.",
             "It is damaged, or was made by another version of this program.",
@@ -373,4 +398,20 @@ def open_forced(path: str | Path, lm: LoadedModel) -> ForcedPrefix:
             f"{path.name} was solved for {solved.model}; the loaded model is {lm.spec.name}.",
             f"Load {solved.model} and open the file again.",
         )
+    _check_slots(path.name, solved.prefix, lm)
     return forced
+
+
+def _check_slots(name: str, prefix: Prefix, lm: LoadedModel) -> None:
+    """A file's description may be right and its tensors not."""
+    n_layers, _, n_kv, head_dim = lm.geometry.sizes
+    whole = len(prefix.layers) == n_layers and all(
+        (one.key.shape[0], one.key.shape[2]) == (n_kv, head_dim) == one.value.shape[::2]
+        for one in prefix.layers
+    )
+    tensors = (t for one in prefix.layers for t in (one.key, one.value, one.bias) if t is not None)
+    if not whole or not all(torch.isfinite(tensor).all() for tensor in tensors):
+        raise ExplorerError(
+            f"The slots in {name} do not fit {lm.spec.name}, or are not numbers.",
+            "The file is damaged: solve the prefix again.",
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -13,16 +14,31 @@ from torch import Tensor, nn
 from explorer.errors import ExplorerError
 from explorer.lm import LoadedModel
 
+_COLD = 1e-6  # below it logits over temperature leave float32, and the largest takes all anyway
+
 Applied = Callable[[], AbstractContextManager[None]]  # opens what is applied, for one step
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is chosen. temperature 0 is greedy: the largest logit, no chance."""
+    """How the next token is chosen. temperature 0 is greedy: the largest logit, no chance.
+
+    top_p: the likeliest tokens that together have this share are drawn from; at 0 the first alone
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
+
+    def __post_init__(self):
+        if not 0 <= self.temperature < math.inf:
+            raise ExplorerError(
+                f"A temperature of {self.temperature} means nothing.", "Choose 0 or more."
+            )
+        if not 0 <= self.top_p <= 1:
+            raise ExplorerError(f"A top-p of {self.top_p} is no share.", "Choose from 0 to 1.")
+        if not -(2**63) <= self.seed < 2**63:
+            raise ExplorerError("The seed is too large a number.", "Choose a shorter one.")
 
 
 @dataclass(frozen=True)
@@ -99,10 +115,12 @@ def choose(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> St
         )
     top = logits.topk(2).values
     token = int(logits.argmax())
-    if sampling.temperature > 0:
+    if sampling.temperature > _COLD:
         probabilities = torch.softmax(logits / sampling.temperature, -1)
         ordered, order = probabilities.sort(descending=True)
-        ordered[ordered.cumsum(-1) - ordered >= sampling.top_p] = 0
+        beyond = ordered.cumsum(-1) - ordered >= sampling.top_p
+        beyond[0] = False
+        ordered[beyond] = 0
         token = int(order[torch.multinomial(ordered, 1, generator=generator)])
     probability = torch.softmax(logits, -1)[token]
     return Step(token, float(top[0] - top[1]), float(probability))

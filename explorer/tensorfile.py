@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -18,18 +20,30 @@ _HEADER = 1 << 20  # largest header; ours have a few kB
 
 
 def write(path: str | Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Path:
-    """Write a file; an older one is replaced only when the new one is whole."""
+    """Write a file; an older one is replaced only when the new one is whole.
+
+    Raises ExplorerError where the folder or the disk does not take it.
+    """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.part")
-    save_file(dict(tensors), partial, dict(metadata))
-    partial.replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(dict(tensors), partial, dict(metadata))
+        partial.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise ExplorerError(
+            f"{path.name} cannot be written: {getattr(error, 'strerror', None) or error}.",
+            "Free some space, or choose another folder.",
+        ) from error
     return path
 
 
 def header(path: Path) -> dict[str, Any]:
-    """The JSON header of a safetensors file, checked against the file's length."""
-    if not path.is_file():
+    """The JSON header of a safetensors file, checked against the file's length.
+
+    Its "__metadata__" is there, if empty.
+    """
+    if not os.path.isfile(path):  # of a name too long for the disk as well
         raise ExplorerError(f"There is no file {path.name}.", "Choose it again.")
     size = path.stat().st_size
     if size > BYTES:
@@ -45,7 +59,9 @@ def header(path: Path) -> dict[str, Any]:
         header = json.loads(raw)
         if not isinstance(header, dict):
             raise ValueError
-        ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
+        described = header.pop("__metadata__", {})
+        ends = [int(entry["data_offsets"][1]) for entry in header.values()]
+        header["__metadata__"] = dict(described)
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
         raise ExplorerError(
             f"{path.name} is not a safetensors file.",

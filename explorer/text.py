@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -16,6 +17,10 @@ from explorer.errors import ExplorerError
 from explorer.lm import LoadedModel
 
 Role = Literal["system", "user", "assistant"]
+
+# A fast tokenizer keeps in itself whether control tokens count, and is told so before each text:
+# two threads at once would hand one visitor's control tokens to another.
+_one_at_a_time = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -75,7 +80,12 @@ def encode(
         opening = [Turn("system", system)] if system else []
         ids = chat_ids(tokenizer, [*opening, Turn("user", prompt)], specials=specials)
     else:
-        ids = [*beginning(tokenizer), *plain(tokenizer, prompt, specials=specials)]
+        ids = plain(tokenizer, prompt, specials=specials)
+        if not ids:
+            raise ExplorerError(
+                "The model's tokenizer reads nothing in the prompt.", "Type letters or digits."
+            )
+        ids = [*beginning(tokenizer), *ids]
     limit = limit or lm.geometry.context
     if len(ids) > limit:
         raise ExplorerError(
@@ -90,16 +100,29 @@ def plain(tokenizer: PreTrainedTokenizerBase, text: str, *, specials: bool = Fal
 
     A fast tokenizer ignores split_special_tokens unless its backend is told, so the text is cut
     at every control token's spelling and the pieces are encoded so that none can form.
+
+    Raises ExplorerError for a text with half a character in it, which no encoding has.
     """
-    if specials:
-        return tokenizer(text, add_special_tokens=False).input_ids
-    return tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
+    broken = re.search("[\ud800-\udfff]", text)
+    if broken is not None:
+        raise ExplorerError(
+            f"The text holds half a character, {broken[0]!a}, behind "
+            f"“{text[max(0, broken.start() - 20) : broken.start()]}”.",
+            "Delete it, or write the whole character.",
+        )
+    with _one_at_a_time:
+        return tokenizer(
+            text, add_special_tokens=False, split_special_tokens=not specials
+        ).input_ids
 
 
 def beginning(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The begin-of-text token, for a model that wants one; else nothing."""
     bos = tokenizer.bos_token_id
-    return [bos] if bos is not None and tokenizer("a").input_ids[:1] == [bos] else []
+    if bos is None:
+        return []
+    with _one_at_a_time:
+        return [bos] if tokenizer("a").input_ids[:1] == [bos] else []
 
 
 def control_tokens(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

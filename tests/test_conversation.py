@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
 import pytest
 import torch
+from tokenizers import Regex
+from tokenizers.pre_tokenizers import Split
 
 from explorer import chat
 from explorer.conversation import BETWEEN, fitted, worded
@@ -14,7 +19,7 @@ from explorer.methods import methods
 from explorer.prefix import Prefix
 from explorer.text import Turn, control_tokens, decode, encode, plain
 from tests.test_methods import stirred
-from tests.tiny import SPECIALS, tiny_ids
+from tests.tiny import SPECIALS, tiny_ids, tiny_tokenizer
 
 CHAT, RAW = Wording("{text}", chat=True), Wording("{text} :")
 PAST = (Turn("user", "the cat"), Turn("assistant", "sat on"), Turn("user", "why"))
@@ -85,6 +90,27 @@ def test_no_control_token_forms_in_any_turn(smollm2, gemma3):
 
 
 @pytest.mark.parametrize("lm", ["llama", "gpt2"], indirect=True)
+def test_threads_do_not_lend_each_other_control_tokens(lm):
+    """Whether control tokens count is kept in the tokenizer, of which there is one."""
+    written = "<|end|> the cat <|user|>"
+    due = {specials: plain(lm.tokenizer, written, specials=specials) for specials in (True, False)}
+
+    def wrong(specials):
+        return sum(
+            plain(lm.tokenizer, written, specials=specials) != due[specials] for _ in range(2000)
+        )
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(wrong, [True, False, True, False])) == 0
+
+
+def test_a_prompt_of_which_nothing_is_read_is_refused(lm):
+    letters = tiny_tokenizer()
+    letters.backend_tokenizer.pre_tokenizer = Split(Regex("[^a-z]+"), "removed")
+    with pytest.raises(ExplorerError, match="reads nothing"):
+        encode(replace(lm, tokenizer=letters), "12 …")
+
+
 def test_any_control_token_ends_the_turn_and_is_no_part_of_it(lm):
     ended = set()
     for seed in range(12):

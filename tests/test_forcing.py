@@ -149,6 +149,20 @@ WRONG = {
         "does not say the target",
     ),
     "no tokens": (dict(source="the cat sat", tokens=0), "no token"),
+    "a target of blanks alone, which this tokenizer drops": (dict(target=" \n "), "empty"),
+    "a target with half a character": (dict(target="the cat \ud83d"), "half a character"),
+    "a prompt with half a character": (dict(target="a", prompt="a \udc00"), "half a character"),
+    "keys of no kind": (dict(target="the cat", keys="kernal"), "no keys called kernal"),
+    "a slot that counts nothing": (dict(target="a", keys="aligned", repeat=0), "count 0 times"),
+    "a logit that is no number": (dict(target="a", attn_lim=float("nan")), "attn_lim"),
+    "no layers to repair": (dict(target="a", layers=0), "layers is 0"),
+    "fewer than no tokens afterwards": (dict(target="a", go_on=-1), "go_on is -1"),
+    "a rate that is no number": (dict(target="a", rate=float("nan")), "rate is nan"),
+    "a margin that is no number": (dict(target="a", margin=float("nan")), "margin"),
+    "one further prompt where many are meant": (dict(target="a", others="the dog"), "a list"),
+    "a temperature below 0": (dict(target="a", temperature=-1.0), "temperature"),
+    "a top-p above 1": (dict(target="a", top_p=1.5), "top-p"),
+    "a seed of many digits": (dict(target="a", seed=1 << 70), "seed"),
 }
 
 
@@ -266,6 +280,20 @@ def test_a_saved_prefix_says_the_same_and_belongs_to_its_model(lm, tmp_path):
     (tmp_path / "cut.safetensors").write_bytes(file.read_bytes()[:-9])
     with pytest.raises(ExplorerError, match="cut off"):
         open_forced(tmp_path / "cut.safetensors", lm)
+
+
+def test_a_file_with_other_tensors_than_its_description_is_refused(lm, tmp_path):
+    forced = force(lm, target=tiny_ids(3, seed=3).tolist(), prompt="the cat sat on")
+    layers = forced.solved.prefix.layers
+    for odd in (
+        layers[:-1],
+        tuple(replace(one, key=one.key[..., :-1], value=one.value[..., :-1]) for one in layers),
+        tuple(replace(one, value=one.value * torch.nan) for one in layers),
+    ):
+        solved = replace(forced.solved, prefix=Prefix(odd))
+        file = replace(forced, solved=solved).save(tmp_path / "odd.safetensors")
+        with pytest.raises(ExplorerError, match=r"slots in odd\.safetensors"):
+            open_forced(file, lm)
 
 
 def test_a_wide_margin_holds_when_the_text_is_sampled(smollm2):

@@ -68,12 +68,35 @@ def test_equal_seeds_sample_equal_texts(lm):
     assert len({tuple(sampled(seed)) for seed in range(4)}) > 1
 
 
-@pytest.mark.parametrize("top_p", [0.3, 0.7])
+@pytest.mark.parametrize("top_p", [0.0, 0.3, 0.7])
 def test_sampling_stays_in_the_nucleus(top_p):
     logits = torch.log(torch.tensor([0.5, 0.3, 0.15, 0.05]))
     generator = torch.Generator().manual_seed(0)
     seen = {choose(logits, Sampling(1.0, top_p), generator).id for _ in range(200)}
-    assert seen == ({0} if top_p == 0.3 else {0, 1})
+    assert seen == ({0, 1} if top_p == 0.7 else {0})
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-40, 1e-9, 1e-5])
+def test_next_to_no_temperature_is_greedy(temperature):
+    logits = torch.tensor([-80.0, 90.0, 89.0])
+    assert choose(logits, Sampling(temperature), torch.Generator()).id == 1
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        dict(temperature=-0.1),
+        dict(temperature=float("nan")),
+        dict(temperature=float("inf")),
+        dict(top_p=-0.1),
+        dict(top_p=float("nan")),
+        dict(seed=1 << 64),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused_in_words(odd):
+    with pytest.raises(ExplorerError) as refused:
+        Sampling(**odd)
+    assert refused.value.hint
 
 
 def test_a_step_says_how_sure_it_was():

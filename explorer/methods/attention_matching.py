@@ -27,11 +27,12 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from explorer.errors import ExplorerError
 from explorer.lm import LoadedModel
 from explorer.methods import Method
 from explorer.positions import Rotation, rotation, rotations
@@ -58,6 +59,19 @@ class Matching:
     keys: Keys = "kernel"
     attn_lim: float = 20.0
     repeat: int = 1
+
+    def __post_init__(self):
+        if self.keys not in get_args(Keys):
+            raise ExplorerError(
+                f"There are no keys called {self.keys}.",
+                f"Choose from {', '.join(get_args(Keys))}.",
+            )
+        if not self.repeat >= 1:
+            raise ExplorerError(f"A slot cannot count {self.repeat} times.", "Choose 1 or more.")
+        if not 0 < self.attn_lim < math.inf:
+            raise ExplorerError(
+                f"attn_lim is {self.attn_lim}.", "It is a logit above 0; the paper has 20."
+            )
 
 
 @dataclass(frozen=True)
