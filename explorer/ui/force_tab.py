@@ -15,7 +15,7 @@ from explorer.methods.attention_matching import Keys
 from explorer.session import Held
 from explorer.session.force import ForceView, examining, forcing, opening, trying
 from explorer.ui.controls import shown
-from explorer.ui.page import STREAM
+from explorer.ui.page import PRIVATE, STREAM
 from explorer.ui.proof_card import EMPTY, card, said, signs_card, trials_table
 
 if TYPE_CHECKING:
@@ -259,6 +259,11 @@ def force_tab(page: Page) -> None:
         yield from _followed(page, session, opening(session.spec, path))
 
     open_it.click(on_open, [upload], outputs, api_name="force_open", **STREAM)
+
+    # What has been found about another prefix does not stay beside the new one.
+    anew = [force.click, open_it.click, *(button.click for button in examples)]
+    blank = (trials_table(()), signs_card(None))
+    gr.on(anew, lambda: blank, None, [table, traces], queue=False, **PRIVATE)
 
     @shown
     def on_try(others: str, request: gr.Request):

@@ -293,6 +293,9 @@ def look_tab(page: Page) -> None:
             example(text), inputs[1:], [prompt, *outputs], **STREAM, api_visibility="private"
         )
     quick = {**PRIVATE, "queue": False}
+    # Heads that were found in another text do not stay beside the new one.
+    anew = [look.click, both.look.click, mark.click, *(button.click for button in examples)]
+    gr.on(anew, lambda: None, None, more.found, **quick)
     for menu in (held, both.held):
         menu.focus(on_held, None, menu, **quick)
     ui["tokens"].mark(on_span, marks, marks, **quick)

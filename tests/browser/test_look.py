@@ -63,6 +63,27 @@ def test_a_file_comes_at_the_first_click_and_is_of_what_is_shown(visit):
     assert json.loads(saved.value.path().read_text(encoding="utf-8"))["position"] == 3
 
 
+def test_what_was_found_in_another_text_does_not_stay(visit):
+    page = visit()
+    look(page)
+    page.get_by_role("button", name="Heads: sorted").click()
+    page.locator("#look-find").click()
+    expect(page.locator("#look-found .main-svg").first).to_be_visible()
+    look(page, "a dog ran by the sea .")
+    expect(page.locator("#look-found .main-svg")).to_have_count(0)
+    page.get_by_role("tab", name="Force").click()
+    page.locator("#force-target textarea").fill("the cat")
+    page.locator("#force-prompt textarea").fill("a dog")
+    page.locator("#places").get_by_label("As a chat message").last.uncheck()
+    page.locator("#force-go").click()
+    expect(page.locator("#force-proof")).to_contain_text("Forced")
+    page.get_by_role("button", name="More prompts").click()
+    page.get_by_role("button", name="Try them all").click()
+    expect(page.locator("#force-trials")).to_contain_text("of 3 forced")
+    page.locator("#force-go").click()
+    expect(page.locator("#force-trials")).to_contain_text("One line for each prompt")
+
+
 def test_looking_draws_the_map_the_curve_and_the_tokens(visit):
     page = visit()
     expect(page.locator("#look-map")).to_contain_text("Press Look")
