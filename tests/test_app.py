@@ -3,6 +3,7 @@
 import base64
 import json
 
+import gradio as gr
 import numpy as np
 import pytest
 from gradio_client import Client
@@ -10,9 +11,11 @@ from gradio_client.exceptions import AppError
 
 from app import LAUNCH, arguments
 from explorer import models
+from explorer.errors import ExplorerError
 from explorer.lm import ModelSpec
 from explorer.shares import mass
 from explorer.ui.build import build
+from explorer.ui.controls import shown
 from tests.tiny import SPECIALS, tiny_checkpoint
 
 TEXT = "the cat sat on the mat ."
@@ -161,6 +164,16 @@ def test_two_visitors_have_their_own_models_and_results(url, other):
 def test_the_page_gets_only_what_it_draws(client):
     page = look(client, "the cat " * 60)
     assert len(json.dumps(page)) < PAYLOAD
+
+
+def test_what_a_file_says_is_text_in_a_toast():
+    @shown
+    def on_open():
+        raise ExplorerError("It was made by <img src=//else.where>.", "Known are a & b.")
+
+    with pytest.raises(gr.Error) as told:
+        on_open()
+    assert told.value.message == "It was made by &lt;img src=//else.where&gt;. Known are a &amp; b."
 
 
 def test_stop_without_a_job_says_so(client):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import html
 import inspect
 import logging
 import uuid
@@ -63,7 +64,9 @@ def sentence(error: BaseException) -> str:
 def _for_visitors(error: Exception) -> gr.Error:
     if isinstance(error, gr.Error):
         return error
-    return gr.Error(sentence(error), duration=12, print_exception=False)
+    # A toast is HTML: what a visitor or a file's maker wrote stays text in it.
+    told = html.escape(sentence(error), quote=False)
+    return gr.Error(told, duration=12, print_exception=False)
 
 
 def knob_fields(config: type, without: Collection[str] = ()) -> list[dataclasses.Field]:
