@@ -27,6 +27,11 @@ def theme() -> gr.themes.Base:
         block_info_text_color_dark="*neutral_400",
         block_title_text_color="*neutral_700",
         block_title_text_color_dark="*neutral_200",
+        # Of radios and boxes: at least 3 to 1 against what is around them.
+        checkbox_border_color="*neutral_500",
+        checkbox_border_color_dark="*neutral_400",
+        checkbox_border_color_hover="*neutral_700",
+        checkbox_border_color_hover_dark="*neutral_200",
         block_shadow="none",
         block_border_width="1px",
         block_label_text_weight="600",
