@@ -10,7 +10,8 @@ see which module was running when the seam was asked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -65,8 +66,27 @@ def project(lm: LoadedModel, hidden: Mapping[int, Tensor]) -> dict[int, Slots]:
             weight = next(found.module.parameters())
             states = states.to(weight.device, lm.dtype)[None]
             kwargs = {name: _at_zero(value, states) for name, value in found.kwargs.items()}
-            found.module(states, **kwargs)
+            with _frozen(found.module):
+                found.module(states, **kwargs)
     return captured
+
+
+@contextmanager
+def _frozen(module: nn.Module) -> Iterator[None]:
+    """For the length of a block a module has its own layers, whatever LoRA is applied to it."""
+    worn = [
+        (parent, name, child)
+        for parent in module.modules()
+        for name, child in parent.named_children()
+        if hasattr(child, "get_base_layer")
+    ]
+    try:
+        for parent, name, child in worn:
+            setattr(parent, name, child.get_base_layer())
+        yield
+    finally:
+        for parent, name, child in worn:
+            setattr(parent, name, child)
 
 
 def _at_zero(value: Any, states: Tensor) -> Any:

@@ -449,3 +449,34 @@ def test_a_config_refuses_what_its_knobs_do_not_offer():
         ZeroGateConfig(slots=0)
     with pytest.raises(ValueError, match="feature"):
         PrefixMemoryConfig(feature="tanh")
+
+
+def test_one_lora_inside_another_adds_to_it_and_the_same_one_twice_is_refused():
+    lm, ids = freeze(tiny_model("llama"), tiny_tokenizer()), tiny_ids(1, 5)
+    plain = lm.logits(ids)
+    one, two = (stirred(lm, "LoRA", seed) for seed in (1, 2))
+    alone = [answers(lm, each, ids) for each in (one, two)]
+    with one.applied(lm):
+        both = answers(lm, two, ids)
+        with pytest.raises(ValueError, match="applied already"), one.applied(lm):
+            pass
+        with two.applied(lm), pytest.raises(ValueError, match="already"), one.applied(lm):
+            pass
+        assert torch.equal(lm.logits(ids), alone[0])
+    with two.applied(lm):
+        assert_close(answers(lm, one, ids), both)
+    assert min(float((both - each).abs().max()) for each in alone) > 0.01
+    assert torch.equal(lm.logits(ids), plain)
+
+
+def test_what_is_built_under_a_lora_is_built_around_the_model_itself():
+    lm, ids = freeze(tiny_model("llama"), tiny_tokenizer()), tiny_ids(1, 5)
+    gate, lora = stirred(lm, "Zero-gate, linear"), stirred(lm, "LoRA")
+    with lora.applied(lm), torch.no_grad():
+        inside = stirred(lm, "LoRA")
+        under = gate.slots(lm)
+    assert torch.equal(answers(lm, inside, ids), answers(lm, lora, ids))
+    with torch.no_grad():
+        apart = stirred(lm, "Zero-gate, linear").slots(lm)
+    for layer, slots in apart.items():
+        assert torch.equal(slots.value, under[layer].value)

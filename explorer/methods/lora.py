@@ -70,12 +70,17 @@ class Lora(nn.Module):
                 for name, layer in self._around(lm).items():
                     path, _, child = name.rpartition(".")
                     parent = lm.model.get_submodule(path)
-                    replaced.append((parent, child, getattr(parent, child)))
+                    there = getattr(parent, child)
+                    if any(one is layer for one in _around_one_another(there)):
+                        raise ValueError("this LoRA is applied already; it would count once only")
+                    replaced.append((parent, child, there, layer, layer.base_layer))
+                    layer.base_layer = there  # the model's own, or another adapter's around it
                     setattr(parent, child, layer)
                 yield
             finally:
-                for parent, child, own in reversed(replaced):
-                    setattr(parent, child, own)
+                for parent, child, there, layer, own in reversed(replaced):
+                    setattr(parent, child, there)
+                    layer.base_layer = own
 
     def _around(self, lm: LoadedModel) -> dict[str, nn.Module]:
         """peft's layers around those of this model, with the weights of this adapter."""
@@ -106,7 +111,7 @@ def _targets(lm: LoadedModel, where: Targets) -> dict[str, nn.Module]:
     head = lm.model.get_output_embeddings()
     linear = {
         name: module
-        for name, module in lm.model.named_modules()
+        for name, module in own_modules(lm)
         if (isinstance(module, nn.Linear) or type(module).__name__ == "Conv1D")
         and module is not head
     }
@@ -126,6 +131,26 @@ def _targets(lm: LoadedModel, where: Targets) -> dict[str, nn.Module]:
     kinds = TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING.get(family, ())
     chosen = {name: m for name, m in linear.items() if name.rpartition(".")[2] in kinds}
     return chosen or linear
+
+
+def own_modules(lm: LoadedModel) -> Iterator[tuple[str, nn.Module]]:
+    """The model's modules by path, as they are without any LoRA that may be applied right now."""
+    inside: tuple[str, ...] = ()
+    for name, module in lm.model.named_modules():  # parents come first
+        if name.startswith(inside):
+            continue
+        if hasattr(module, "get_base_layer"):
+            inside += (f"{name}.",)
+            yield name, module.get_base_layer()
+        else:
+            yield name, module
+
+
+def _around_one_another(layer: nn.Module | None) -> Iterator[nn.Module]:
+    """A layer and what it stands around, down to the model's own."""
+    while layer is not None:
+        yield layer
+        layer = getattr(layer, "base_layer", None)
 
 
 def _wrap(lm: LoadedModel, config: LoraConfig, seed: int) -> dict[str, nn.Module]:
