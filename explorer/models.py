@@ -13,11 +13,17 @@ import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import torch
 import transformers
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+    StrictDataclassError,
+)
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
@@ -97,6 +103,7 @@ def load(
     global _current
     if isinstance(spec, str):
         spec = ModelSpec(spec, **options)
+    _refuse_unknown(spec)
     with _guard:
         if _current is not None and _current.spec == spec:
             return _current
@@ -115,6 +122,7 @@ def load(
 
 def fetch(spec: ModelSpec, progress: Progress = silent) -> None:
     """Bring the model's files to this machine and load nothing. Raises as `load` does."""
+    _refuse_unknown(spec)
     found = locate(spec, progress)
     _refuse_unsupported(spec, _config(spec, found.where))
     if Path(found.where).is_dir():
@@ -139,7 +147,7 @@ def _config(spec: ModelSpec, where: str):
         return AutoConfig.from_pretrained(
             where, revision=spec.revision, trust_remote_code=spec.trust_remote_code
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, StrictDataclassError) as error:
         raise _explained(error, spec) from error
 
 
@@ -176,10 +184,25 @@ def _explained(error: Exception, spec: ModelSpec) -> ExplorerError:
             f"{name} has no weights in the safetensors format.",
             "Other formats can run code while they load; choose a model that has it.",
         )
+    if os.path.isdir(Path(name).expanduser()):
+        return ExplorerError(
+            f"A file in the folder {name} is missing or damaged.",
+            "It takes a config.json, the tokenizer's files and weights as safetensors.",
+        )
     return ExplorerError(
         f"{name} cannot be reached: it is not on this machine and the hub does not answer.",
         "Check the name and the network, or choose smollm2-135m.",
     )
+
+
+def _refuse_unknown(spec: ModelSpec) -> None:
+    """Before anything is looked for: words that name no precision."""
+    for value, known in ((spec.quantization, Quantization), (spec.dtype, Dtype)):
+        if value not in get_args(known):
+            raise ExplorerError(
+                f"There is no precision called {value}.",
+                f"Choose from {', '.join(get_args(known))}.",
+            )
 
 
 def _refuse_unsupported(spec: ModelSpec, config) -> None:
@@ -264,13 +287,17 @@ def _materialise(spec: ModelSpec, where: str, config):
         tokenizer = AutoTokenizer.from_pretrained(
             where, revision=spec.revision, trust_remote_code=spec.trust_remote_code
         )
-        model = AutoModelForCausalLM.from_pretrained(where, **options)
+        model, told = AutoModelForCausalLM.from_pretrained(
+            where, output_loading_info=True, **options
+        )
     except torch.OutOfMemoryError as error:
         unload()
         raise ExplorerError(
             f"{spec.name} does not fit on {device}.", "Choose nf4, or a smaller model."
         ) from error
     except (ImportError, RuntimeError) as error:
+        if "ignore_mismatched_sizes" in str(error):
+            raise _unlike(spec, "other sizes") from error
         if spec.quantization == "none":
             raise
         log.exception("quantised load failed")
@@ -284,8 +311,17 @@ def _materialise(spec: ModelSpec, where: str, config):
         ) from error
     except (OSError, ValueError) as error:
         raise _explained(error, spec) from error
+    if told["missing_keys"]:  # transformers fills them with random numbers
+        raise _unlike(spec, f"no {min(told['missing_keys'])}")
     _check_tied(model)
     return model, tokenizer
+
+
+def _unlike(spec: ModelSpec, what: str) -> ExplorerError:
+    return ExplorerError(
+        f"The weights of {spec.name} are not those that its config.json describes: it has {what}.",
+        "Take config and weights from one place.",
+    )
 
 
 def _check_tied(model) -> None:
@@ -335,8 +371,10 @@ def estimate(spec: ModelSpec) -> MemoryEstimate | None:
         if preset and preset.bundle:
             where = str(sources.converted(preset.bundle))
         try:
-            config = AutoConfig.from_pretrained(where, local_files_only=True)
-        except (OSError, ValueError):
+            config = AutoConfig.from_pretrained(
+                where, local_files_only=True, trust_remote_code=False
+            )
+        except (OSError, ValueError, KeyError, StrictDataclassError):
             config = None
     if config is None:
         if preset is None:

@@ -84,7 +84,7 @@ def locate(spec: ModelSpec, progress: Progress) -> Found:
             raise ExplorerError(f"There is no file {name}.", "Check the path of the GGUF file.")
         folder = sources.convert_gguf(path, progress)
         return Found(str(folder), f"file {path.name}", "see the file's own")
-    if path.is_dir():
+    if os.path.isdir(path):  # of a name too long for the disk as well
         return Found(str(path), f"folder {path.name}", "see the folder's own")
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         raise ExplorerError(

@@ -106,11 +106,15 @@ def cache_folder() -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ExplorerError(
-            f"Cannot write to the cache folder {folder}.",
-            "Set EXPLORER_CACHE to a folder this program may write to.",
-        ) from error
+        raise _unwritable(folder) from error
     return folder.resolve()
+
+
+def _unwritable(folder: Path) -> ExplorerError:
+    return ExplorerError(
+        f"Cannot write to the cache folder {folder}.",
+        "Set EXPLORER_CACHE to a folder this program may write to.",
+    )
 
 
 def converted(bundle: Bundle) -> Path | None:
@@ -172,14 +176,16 @@ def _wheel_path(wheel: Wheel) -> Path:
 @contextmanager
 def _turn(folder: Path, progress: Progress) -> Iterator[None]:
     """Hold the lock on `folder`, saying so while another thread or process has it."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder.with_name(folder.name + ".lock"))
     while True:
         try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
             lock.acquire(timeout=1)
             break
         except Timeout:
             progress("Another process is fetching these weights: waiting for it", None)
+        except OSError as error:
+            raise _unwritable(cache_folder()) from error
     try:
         yield
     finally:

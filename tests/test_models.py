@@ -290,3 +290,43 @@ def test_what_the_hub_refuses_is_one_sentence(monkeypatch, cause, words, hint):
     with pytest.raises(ExplorerError, match=words) as caught:
         load(ModelSpec("some/model"))
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"num_hidden_layers": 5}, "not those that its config"),
+        ({"vocab_size": VOCABULARY + 3}, "not those that its config"),
+        ({"num_attention_heads": "eight"}, "missing or damaged"),
+        ({"num_attention_heads": 7, "hidden_size": 50}, "missing or damaged|not those"),
+    ],
+)
+def test_a_config_that_is_another_models_is_one_sentence(tmp_path, change, words):
+    """transformers would fill what is missing with random numbers and go on."""
+    tiny_checkpoint(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+    with pytest.raises(ExplorerError, match=words) as refused:
+        load(str(tmp_path))
+    assert refused.value.hint
+    estimate(ModelSpec(str(tmp_path)))  # has no opinion, or a number; no error
+
+
+def test_a_damaged_file_in_a_folder_is_not_laid_on_the_hub(tmp_path):
+    tiny_checkpoint(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(ExplorerError, match="missing or damaged"):
+        load(str(tmp_path))
+
+
+@pytest.mark.parametrize("odd", [dict(dtype="float8"), dict(quantization="int7")])
+def test_a_precision_that_there_is_not_leaves_the_loaded_model_alone(folder, odd):
+    lm = load(folder)
+    with pytest.raises(ExplorerError, match="no precision called"):
+        load(folder, **odd)
+    assert models.current() is lm
+
+
+def test_a_name_too_long_for_the_disk_is_one_sentence():
+    with pytest.raises(ExplorerError):
+        load("a" * 5000)

@@ -433,3 +433,13 @@ def test_conversion_reports_what_it_would_take(gguf_file):
     n_weights, quantised = conversion._contents(gguf_file)
     direct = AutoModelForCausalLM.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name)
     assert quantised == "Q8_0" and n_weights == direct.num_parameters()
+
+
+def test_a_cache_folder_with_something_in_the_way_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("EXPLORER_CACHE", str(tmp_path))
+    (tmp_path / "weights").write_text("a file, not a folder")
+    gguf = tmp_path / "own.gguf"
+    gguf.write_bytes(b"GGUF")
+    with pytest.raises(ExplorerError, match="Cannot write to the cache folder") as refused:
+        sources.convert_gguf(gguf)
+    assert "EXPLORER_CACHE" in refused.value.hint
