@@ -82,6 +82,8 @@ def chat(
     """
     if not message.strip():
         raise ExplorerError("The message is empty.", "Write a few words.")
+    if n_new < 1:
+        raise ExplorerError("The answer is to have no token.", "Allow it at least one.")
     asked = (*turns, Turn("user", message))
     span = 0 if adapter is None else adapter.span
     room = min(limit or lm.geometry.context, lm.geometry.context) - span

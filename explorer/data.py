@@ -9,12 +9,13 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import os
 import random
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from explorer.errors import ExplorerError
 
@@ -89,8 +90,12 @@ def read(
 
     Raises ExplorerError for a file that cannot be used, saying why.
     """
+    if kind not in get_args(Kind):
+        raise ExplorerError(
+            f"There are no rows of the kind {kind}.", f"Choose from {', '.join(get_args(Kind))}."
+        )
     path = bundled().get(str(source), Path(source))
-    if not path.is_file():
+    if not os.path.isfile(path):  # of a name too long for the disk as well
         raise ExplorerError(f"There is no file {path.name}.", "Upload it again.")
     size = path.stat().st_size
     if size == 0:
@@ -114,6 +119,11 @@ def split(dataset: Dataset, *, shots: int = 4, held_out: int = 60, seed: int = 0
 
     Held-out rows are spread evenly over the classes. The same seed gives the same rows.
     """
+    if shots < 1 or held_out < 1:
+        raise ExplorerError(
+            f"{shots} rows to learn from and {held_out} to test on do not make a run.",
+            "Take at least one of each.",
+        )
     draw = random.Random(seed)
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in dict.fromkeys(dataset.rows):  # each row once
@@ -208,6 +218,12 @@ def _csv(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
             names = next(reader, [])
             for cells in reader:
                 if cells:
+                    if any(cell.strip() for cell in cells[len(names) :]):
+                        raise ExplorerError(
+                            f"{path.name}: line {reader.line_num} has {len(cells)} cells under "
+                            f"{len(names)} column names.",
+                            "A text that holds the separator itself stands in double quotes.",
+                        )
                     cells += [""] * (len(names) - len(cells))
                     yield reader.line_num, dict(zip(names, cells, strict=False))
         except UnicodeDecodeError as error:

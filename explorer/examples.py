@@ -68,7 +68,10 @@ def answer_ids(lm: LoadedModel, answer: str, wording: Wording) -> tuple[int, ...
 
 
 def example(lm: LoadedModel, row: Row, wording: Wording) -> Example:
-    """One row as ids. A plain text is all answer, behind a begin-of-text token if there is one."""
+    """One row as ids. A plain text is all answer, behind a begin-of-text token if there is one.
+
+    Raises ExplorerError for an answer that no context holds.
+    """
     answer = answer_ids(lm, row.answer, wording) if row.answer else ()
     if not row.text:
         start = lm.tokenizer.bos_token_id
@@ -77,6 +80,12 @@ def example(lm: LoadedModel, row: Row, wording: Wording) -> Example:
             return Example(answer[:1], answer[1:room])
         return Example((start,), answer[:room])
     limit = min(wording.limit, lm.geometry.context - len(answer))
+    if limit < 1:
+        raise ExplorerError(
+            f"The answer “{row.answer[:40]}…” has {len(answer):,} tokens; this model reads "
+            f"{lm.geometry.context:,}.",
+            "Shorten it, or leave the row out.",
+        )
     worded = wording.template.replace("{text}", row.text)
     prompt = encode(lm, worded, chat=wording.chat, limit=1 << 30)[0].tolist()
     if len(prompt) > limit:
@@ -96,6 +105,10 @@ def examples(lm: LoadedModel, rows: Sequence[Row], wording: Wording) -> tuple[Ex
     """All rows as ids."""
     if lm.tokenizer is None:
         raise ValueError("rows need a tokenizer")
+    if mute := [row for row in rows if not row.answer.strip()]:
+        raise ExplorerError(
+            f"There is nothing to say to “{mute[0].text[:40]}”.", "Give every row an answer."
+        )
     return tuple(example(lm, row, wording) for row in rows)
 
 

@@ -59,6 +59,8 @@ def find(
     prompt: text or ids (1, k) that is read; induction reads random tokens of its own (`seed`)
     adapter: an opened-once context under which it is read
     """
+    if rule not in RULES:
+        raise ExplorerError(f"There is no rule {rule}.", f"Choose from {', '.join(RULES)}.")
     if rule == "induction":
         ids = repeated(lm, seed=seed)
         half = ids.shape[1] // 2
@@ -78,8 +80,9 @@ def find(
 
 
 def repeated(lm: LoadedModel, period: int = PERIOD, *, seed: int = 0) -> Tensor:
-    """Random tokens, said twice; no control tokens. → (1, 2 · period)"""
+    """Random tokens, said twice, as the context allows; no control tokens. → (1, 2 · period)"""
     generator = torch.Generator().manual_seed(seed)
+    period = min(period, lm.geometry.context // 2)
     special = set(lm.tokenizer.all_special_ids) if lm.tokenizer else set()
     allowed = torch.tensor([i for i in range(lm.geometry.vocab_size) if i not in special])
     chosen = allowed[torch.randperm(len(allowed), generator=generator)[:period]]

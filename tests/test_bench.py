@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from explorer.bench import force, texts
+from explorer.bench.__main__ import main as bench
 from explorer.errors import ExplorerError
 from explorer.generate import greedy
 from explorer.lm import ModelSpec, freeze
@@ -87,3 +88,11 @@ def test_random_ids_are_said_after_prompts_of_any_length(arguments):
     assert one.exact == one.prompts == 12
     (one,) = texts.random_ids(lm, [20])
     assert one.exact == one.prompts == 2
+
+
+def test_what_can_be_mended_is_one_sentence_on_the_command_line(capsys):
+    assert bench(["train", "--model", "a name with blanks"]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("python -m explorer.bench train: a name with blanks is neither")
+    assert "hub id" in told
+    assert told.count("\n") == 1

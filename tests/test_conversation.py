@@ -220,3 +220,8 @@ def test_a_template_that_refuses_or_drops_turns_says_so(smollm2):
         assert hostile[: len(spelled) + 1] == [*quote, *spelled] and 2 not in hostile
     finally:
         tokenizer.chat_template = own
+
+
+def test_an_answer_of_no_tokens_is_not_laid_on_the_message(lm):
+    with pytest.raises(ExplorerError, match="no token"):
+        last(chat(lm, "the cat", n_new=0))

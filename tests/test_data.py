@@ -236,3 +236,25 @@ def test_a_hub_that_does_not_answer_is_said_so(monkeypatch):
     with pytest.raises(ExplorerError, match="no hub answers"):
         hub_rows.fetched("somebody/rows")
     assert hub_rows.is_hub_name("somebody/rows") and not hub_rows.is_hub_name("/etc/passwd")
+
+
+def test_more_cells_than_column_names_are_refused_and_empty_ones_are_not(tmp_path):
+    """A comma that nobody quoted would make the end of a sentence its label."""
+    file = tmp_path / "rows.csv"
+    file.write_text("text,label\nI am happy, really,joy\nso so,none\n")
+    with pytest.raises(ExplorerError, match=r"line 2 has 3 cells under 2") as refused:
+        read(file)
+    assert "quotes" in refused.value.hint
+    file.write_text("text,label\nglad,joy,,\nso so,none, ,\n")
+    assert read(file).classes == ("joy", "none")
+
+
+def test_settings_that_make_no_run_are_one_sentence(tmp_path):
+    with pytest.raises(ExplorerError, match="kind klasses"):
+        read("requests", kind="klasses")
+    with pytest.raises(ExplorerError, match="no file"):
+        read("a" * 5000)
+    rows = read("requests")
+    for odd in (dict(shots=0), dict(shots=-1), dict(held_out=0), dict(held_out=-1)):
+        with pytest.raises(ExplorerError, match="do not make a run"):
+            split(rows, **odd)

@@ -10,13 +10,14 @@ from torch.testing import assert_close
 from explorer import heads
 from explorer.attention import patched
 from explorer.errors import ExplorerError
+from explorer.lm import freeze
 from explorer.methods import methods
 from explorer.prefix import Prefix
 from explorer.rows import RowMeter, rows
 from explorer.shares import mass
 from tests.test_attention import LONG
 from tests.test_shares import eager_weights
-from tests.tiny import WINDOW, tiny_ids
+from tests.tiny import WINDOW, tiny_ids, tiny_model, tiny_tokenizer
 
 
 def test_rows_are_the_eager_weights(lm):
@@ -160,3 +161,11 @@ def test_a_rule_that_cannot_apply_is_explained(lm):
         heads.find(lm, "most prefix", tiny_ids(1, 5))
     with pytest.raises(ExplorerError, match="before it"):
         heads.find(lm, "previous token", tiny_ids(1, 1))
+
+
+def test_a_rule_that_there_is_not_and_a_short_context():
+    with pytest.raises(ExplorerError, match="no rule inductoin"):
+        heads.find(freeze(tiny_model("llama"), tiny_tokenizer()), "inductoin")
+    short = freeze(tiny_model("gpt2", max_position_embeddings=64), tiny_tokenizer())
+    assert heads.repeated(short).shape == (1, 64)
+    assert heads.find(short, "induction").scores.max() > 0

@@ -15,7 +15,7 @@ from explorer.attention import patched
 from explorer.data import Dataset, Row, Split, read, split
 from explorer.errors import ExplorerError
 from explorer.evaluation import evaluate, likelihoods
-from explorer.examples import Example, Wording, collate, example, shuffled
+from explorer.examples import Example, Wording, collate, example, examples, shuffled
 from explorer.generate import stream
 from explorer.lm import ModelSpec, freeze
 from explorer.methods import methods
@@ -309,3 +309,14 @@ def test_without_settings_a_method_takes_its_own_learning_rate(tiny, label):
     data = Split(ROWS[:3] + ROWS[5:8], ROWS[3:5], CLASSES, "classes")
     (step,) = train(tiny, data, method=method, config=config, steps=1, wording=WORDING)
     assert step.learning_rate == pytest.approx(method.learning_rate)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [("", "nothing to say"), ("  ", "nothing to say"), ("cat " * 200, "answer .* tokens")],
+)
+def test_an_answer_that_cannot_be_learnt_is_one_sentence(answer, said):
+    lm = freeze(tiny_model("llama"), tiny_tokenizer())
+    with pytest.raises(ExplorerError, match=said) as refused:
+        examples(lm, [Row("the dog", "yes"), Row("the cat", answer)], Wording())
+    assert refused.value.hint

@@ -8,6 +8,7 @@ import pkgutil
 import sys
 
 import explorer.bench
+from explorer.errors import ExplorerError
 
 
 def main(arguments: list[str]) -> int:
@@ -17,7 +18,11 @@ def main(arguments: list[str]) -> int:
         return 2
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     name, *rest = arguments
-    return importlib.import_module(f"explorer.bench.{name}").main(rest)
+    try:
+        return importlib.import_module(f"explorer.bench.{name}").main(rest)
+    except ExplorerError as error:
+        sys.stderr.write(f"python -m explorer.bench {name}: {error} {error.hint}\n")
+        return 1
 
 
 if __name__ == "__main__":
