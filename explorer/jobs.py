@@ -16,7 +16,9 @@ a module's function and what that takes, so that it can be pickled and run in an
             draw(report.item)
 
 A *tied* job ends when its last watcher goes away (tab closed, event cancelled). A *detached* one
-(a training run) goes on and can be watched again later: `worker.job(job_id).follow()`.
+(a training run) goes on and can be watched again later: `worker.job(job_id).follow()`. A detached
+job takes minutes: where the model is its plain self, it says `stop.give_way(spec)`, and the tied
+jobs that wait for the same model run there, inside. A class is not held up by one student's run.
 
 Where the model is in other processes (see `zero_gpu`), a job is only waited for here, each in a
 thread of its own, and which of them runs first is decided elsewhere.
@@ -32,7 +34,7 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -57,13 +59,20 @@ class Stop(threading.Event):
     """What a job is handed: whether it shall end, and a line for whoever waits.
 
     answered: whether the job had a last word to say when it was told to end
+    give_way: run what waits for the same model, given by its spec, and come back; to be called by
+              long jobs, with nothing applied to the model and no lock held
     """
 
     answered = False
 
-    def __init__(self, tell: Callable[[str, float | None], None] = lambda *_: None) -> None:
+    def __init__(
+        self,
+        tell: Callable[[str, float | None], None] = lambda *_: None,
+        give_way: Callable[[Hashable], None] = lambda _: None,
+    ) -> None:
         super().__init__()
         self._tell = tell
+        self.give_way = give_way
 
     def note(self, text: str, fraction: float | None = None) -> None:
         """Say what is happening, and end here if asked to. fraction: of it done, in [0, 1]"""
@@ -99,11 +108,20 @@ class Report:
 class Job:
     """One piece of work on the model, from submission to its end. Made by `Worker.submit`."""
 
-    def __init__(self, worker: Worker, work: Work, title: str, owner: str, detached: bool) -> None:
+    def __init__(
+        self,
+        worker: Worker,
+        work: Work,
+        title: str,
+        owner: str,
+        detached: bool,
+        model: Hashable = None,
+    ) -> None:
         self.id = uuid.uuid4().hex
         self.title = title
         self.owner = owner
         self.detached = detached
+        self.model = model
         self.state: State = "waiting"
         self.item: Any = None
         self.error: BaseException | None = None
@@ -113,7 +131,7 @@ class Job:
         self._watchers = 0
         self._began = self._ended = 0.0
         self._note: tuple[str, float | None] = ("", None)
-        self._stop = Stop(self._say)
+        self._stop = Stop(self._say, worker.let_in)
         self._news = threading.Condition()
 
     @property
@@ -250,6 +268,7 @@ class Worker:
         self._limit, self._per_owner, self._call = limit, per_owner, call
         self._waiting: collections.deque[Job] = collections.deque()
         self._running: Job | None = None
+        self._inside: Job | None = None  # what that one gave way to
         self._closed = False
         self._jobs: collections.OrderedDict[str, Job] = collections.OrderedDict()
         self._change = threading.Condition()
@@ -265,15 +284,17 @@ class Worker:
         *,
         owner: str = "",
         detached: bool = False,
+        model: Hashable = None,
         seconds: float = 0,
     ) -> Job:
         """Queue a job.
 
+        model: spec of the only model it touches; then it may run while a longer job gives way
         seconds: it may take where the model is in other processes; 0: it needs no model
         """
         if self._call is not None and seconds:
             work = self._call(work, seconds)
-        job = Job(self, work, title, owner, detached)
+        job = Job(self, work, title, owner, detached, model)
         with self._change:
             waiting = self._waiting
             if self._call is not None:
@@ -330,14 +351,33 @@ class Worker:
             self._waiting.remove(job)
             return True
 
+    def let_in(self, model: Hashable) -> None:
+        """Run the tied jobs that wait for this model now. Only from inside the job that runs.
+
+        Those that come meanwhile wait for the next time, so that the long job gets on as well.
+        """
+        with self._change:
+            if self._inside is not None:  # one level is enough
+                return
+            short = [job for job in self._waiting if not job.detached and job.model == model]
+        for job in short:
+            with self._change:
+                if self._closed or job not in self._waiting:  # stopped meanwhile
+                    continue
+                self._waiting.remove(job)
+                self._inside = job
+            job._run()
+            with self._change:
+                self._inside = None
+
     def _close(self) -> None:
         """A thread inside torch when the interpreter goes would abort the process."""
         with self._change:
             self._closed = True
-            running = self._running
+            running = [job for job in (self._inside, self._running) if job is not None]
             self._change.notify_all()
-        if running is not None:
-            running.stop()
+        for job in running:
+            job.stop()
         self._thread.join(timeout=10)
 
     def _serve(self) -> None:

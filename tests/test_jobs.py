@@ -53,6 +53,42 @@ def test_jobs_run_in_order_on_one_thread():
     assert {job.state for job in jobs} == {"done"}
 
 
+def test_a_long_job_lets_those_in_that_wait_for_the_same_model():
+    worker, log, go = Worker(per_owner=9), [], threading.Event()
+
+    def training(stop):
+        go.wait(SOON)
+        for i in range(2):
+            stop.give_way("small")
+            log.append(("training", i, threading.current_thread().name))
+            yield i
+
+    def failing(stop):
+        stop.give_way("small")  # what was let in lets nobody in
+        raise ValueError("of its own")
+        yield
+
+    long = worker.submit(training, "long", detached=True, model="small")
+    until(lambda: long.state == "running")
+    other = worker.submit(counting(1, log, "other"), "other", model="large")
+    nameless = worker.submit(counting(1, log, "nameless"), "nameless")
+    second = worker.submit(counting(1, log, "second"), "second", detached=True, model="small")
+    wrong = worker.submit(failing, "wrong", model="small")
+    away = worker.submit(counting(1, log, "away"), "away", owner="left", model="small")
+    look = worker.submit(counting(2, log, "look"), "look", model="small")
+    away.stop()
+    assert look.ahead == 5
+    go.set()
+    with pytest.raises(ValueError, match="of its own"):
+        wrong.result()
+    for job in (look, long, other, nameless, second):
+        job.result()
+        assert job.state == "done"
+    order = ["look", "look", "training", "training", "other", "nameless", "second"]
+    assert [name for name, *_ in log] == order
+    assert len({thread for *_, thread in log}) == 1
+
+
 def test_the_last_item_is_never_dropped_and_fast_ones_are():
     items = list(Worker().submit(counting(200, pause=0.002), "fast").watch(min_interval=0.1))
     assert items[-1] == 199

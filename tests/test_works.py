@@ -161,6 +161,24 @@ def test_every_job_is_a_value_and_so_is_all_that_comes_of_it(works):
             assert items(work) or maker is fetching, maker
 
 
+def test_whatever_runs_where_a_training_gives_way_it_learns_the_same(works, spec, trained, folder):
+    """Not a bit of the losses moves: nobody leaves anything on the model or draws its numbers."""
+    short = [work for maker in works if maker not in (training, resuming) for work in works[maker]]
+    done = []
+
+    def between(model):
+        assert model == spec
+        if len(done) < len(short):
+            done.append(list(short[len(done)](Stop())))
+
+    runs = Runs(folder / "disturbed")
+    order = runs.start(RUN, spec, ordered(str(folder / "rows.csv")))
+    disturbed = list(training(spec, order, RUN, runs)(Stop(give_way=between)))[-1]
+    assert len(done) == len(short)
+    for one, other in zip(disturbed.curves, trained.curves, strict=True):
+        assert (one.losses, one.norms, one.after) == (other.losses, other.norms, other.after)
+
+
 def test_a_job_that_went_through_bytes_comes_to_the_same(works):
     (work,) = works[forcing]
     here = items(work)[-1].forced

@@ -167,6 +167,7 @@ class _Course:
         for step in range(first + 1, order.steps + 1):
             for runner in self.runners:
                 done = (step - 1) / order.steps
+                self.stop.give_way(self.lm.spec)
                 self.stop.note(f"Step {step} of {order.steps}{which}: {runner.name}", done)
                 if len(runner.curve.losses) < step:
                     runner.step()
@@ -208,6 +209,7 @@ class _Course:
 
     def _score(self, adapter: Adapter | None, rows: Split, what: str) -> Score:
         def progress(done: int, of: int) -> None:
+            self.stop.give_way(self.lm.spec)
             self.stop.note(f"Answering held-out rows, {what}: {done} of {of}", done / of)
 
         return Score.of(

@@ -79,12 +79,13 @@ def model_bar(page: Page, demo: gr.Blocks) -> None:
         session = page.session(request)
         spec = _spec(page, name, quantization, dtype, device)
         if ON_ZERO_GPU:  # with no GPU waiting
-            job = page.start(session, fetching(spec), "Fetching the model", seconds=0)
+            job = page.start(session, fetching(spec), "Fetching the model", model=spec, seconds=0)
             for status, _ in page.follow(job):
                 yield status, gr.skip()
             if job.state != "done":
                 return
-        job, card = page.start(session, loading(spec), "Loading the model"), gr.skip()
+        job = page.start(session, loading(spec), "Loading the model", model=spec)
+        card = gr.skip()
         for status, view in page.follow(job):
             card = card if view is None else _answered(view)
             yield status, card

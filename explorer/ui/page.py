@@ -5,7 +5,7 @@ A place is one file with one function that lays out its tab and wires its events
     def look_tab(page: Page) -> None:
         prompt, read, view = gr.Textbox(), gr.Button("Look"), LivePlot()
 
-        @shown                                   # errors become sentences
+        @page.told("Looking")                    # errors become sentences, here and in a toast
         def on_look(prompt: str, request: gr.Request):
             session = page.session(request)      # this visitor: session.spec, session.last(Kind)
             job = page.start(session, looking(session.spec, prompt), "Looking")
@@ -27,17 +27,20 @@ the session holds use `**PRIVATE`; every other one has an `api_name`.
 
 from __future__ import annotations
 
+import functools
 import html
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
+from explorer.errors import ExplorerError
 from explorer.jobs import Job, Report, Work, Worker
+from explorer.lm import ModelSpec
 from explorer.session import Session, Sessions
-from explorer.ui.controls import sentence
+from explorer.ui.controls import sentence, shown
 from explorer.zero_gpu import CALL
 
 # For events that follow a job. Order and exclusion are the worker's business, so Gradio's own
@@ -77,14 +80,41 @@ class Page:
         title: str,
         *,
         detached: bool = False,
+        model: ModelSpec | None = None,
         seconds: float = CALL,
     ) -> Job:
         """Queue work on the model for a visitor.
 
         title: what the status line says, "Solving"
+        model: that it works on, if not the visitor's own
         seconds: that it may take on ZeroGPU; 0 for what needs no model
         """
-        return self.worker.submit(work, title, owner=session.id, detached=detached, seconds=seconds)
+        return self.worker.submit(
+            work,
+            title,
+            owner=session.id,
+            detached=detached,
+            model=model or session.spec,
+            seconds=seconds,
+        )
+
+    def told(self, title: str) -> Callable[[Callable], Callable]:
+        """`shown` for generators that draw the status line: what fails before there is a job is
+        told there as well.
+        """
+
+        def decorate(handler: Callable) -> Callable:
+            @functools.wraps(handler)
+            def run(*args, **kwargs):
+                try:
+                    yield from handler(*args, **kwargs)
+                except ExplorerError as error:
+                    yield {self.status: line("failed", f"{title}: {sentence(error)}")}
+                    raise
+
+            return shown(run)
+
+        return decorate
 
     def follow(self, job: Job, min_interval: float = 0.3) -> Iterator[tuple[str, Any]]:
         """The status line and the newest item of a job (None where it is not new), until it ends.
