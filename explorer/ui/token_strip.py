@@ -42,7 +42,8 @@ function page(v) {  // the part of a long text that is shown, and the way to the
   const last = v.total - v.size, to = first => trigger('turn',
     {first: Math.max(0, Math.min(last, first))});
   const turn = (text, title, first, off) => {
-    const b = make('button', {type: 'button', textContent: text, title, disabled: off});
+    const b = make('button', {type: 'button', textContent: text, title, ariaLabel: title,
+      disabled: off});
     b.addEventListener('click', () => to(first));
     return b;
   };

@@ -263,7 +263,7 @@ def test_a_long_text_is_shown_in_parts_and_its_rows_are_read_on_request(visit, l
     expect(pager).to_contain_text("tokens 385–640 of 640")
     expect(strip.locator("button.token")).to_have_count(WINDOW)
     expect(page.locator("#look-row .main-svg").first).to_be_visible()  # the last token's
-    pager.get_by_role("button", name="◂").click()
+    pager.get_by_role("button", name="earlier tokens").click()
     expect(pager).to_contain_text("tokens 129–384 of 640")
     strip.locator("button.token").first.click()
     expect(page.locator("#look-summary")).to_contain_text("position 128")
