@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 State = Literal["waiting", "running", "done", "stopped", "failed"]
 
-KEPT = 64  # finished jobs that can still be watched
+KEPT = 16  # finished jobs that can still be watched, with the last thing they gave
 
 
 class Stopped(BaseException):

@@ -20,6 +20,8 @@ from explorer.ui.train_tab import train_tab
 
 TABS = {"Look": look_tab, "Force": force_tab, "Train": train_tab, "Learn": learn_tab}
 
+CACHE = (3600, 86400)  # every hour, files of visitors that are older than a day go
+
 TITLE = """
 <h1>Prefix explorer</h1>
 <p>Put something in front of a text and see what it does to attention.</p>
@@ -29,7 +31,12 @@ TITLE = """
 def build(spec: ModelSpec | None = None, data: Path | None = None) -> gr.Blocks:
     """The page as Gradio blocks. The model of `spec` starts loading on the worker at once."""
     spec = spec or ModelSpec()
-    with gr.Blocks(title="Prefix explorer", analytics_enabled=False, fill_width=False) as demo:
+    with gr.Blocks(
+        title="Prefix explorer",
+        analytics_enabled=False,
+        fill_width=False,
+        delete_cache=CACHE,
+    ) as demo:
         page = Page(
             worker=Worker(call=zero_gpu.elsewhere if zero_gpu.ON_ZERO_GPU else None),
             sessions=Sessions(spec),

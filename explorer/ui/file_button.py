@@ -7,10 +7,13 @@ the file, and once that has come, a download button out of sight is clicked.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import gradio as gr
+from gradio.processing_utils import save_file_to_cache
 
 from explorer.ui.controls import shown
 from explorer.ui.page import PRIVATE
@@ -35,3 +38,11 @@ def file_button(label: str, elem_id: str) -> FileButton:
     button = gr.Button(label, size="sm", scale=0, min_width=90, elem_id=elem_id)
     made = gr.DownloadButton(label, elem_id=f"{elem_id}-file", elem_classes=["unseen"])
     return FileButton(button, made)
+
+
+def offered(name: str, write: Callable[[Path], object]) -> str:
+    """Write a file where Gradio serves it from and, after a day, deletes it. → its path"""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        write(path)
+        return save_file_to_cache(path, gr.utils.get_upload_folder())

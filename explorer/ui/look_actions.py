@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import gradio as gr
@@ -15,6 +13,7 @@ from explorer.session import Held, Session
 from explorer.session.look import finding, reading
 from explorer.session.look_views import LookView, RowsView
 from explorer.ui.controls import shown
+from explorer.ui.file_button import offered
 from explorer.ui.look_choices import Controls
 from explorer.ui.look_drawing import after_reading
 from explorer.ui.look_more import Panels, found_figure
@@ -90,9 +89,7 @@ def as_csv(view: LookView, at: int) -> str:
     """Every share seen from one position. → path of a file"""
     frame = view.mass.to_frame()
     frame = frame[frame["position"] == view.mass.positions[at]]
-    path = _file("shares.csv")
-    frame.to_csv(path, index=False)
-    return str(path)
+    return offered("shares.csv", lambda path: frame.to_csv(path, index=False))
 
 
 def as_json(view: LookView, at: int, layer: int, head: int) -> str:
@@ -116,13 +113,8 @@ def as_json(view: LookView, at: int, layer: int, head: int) -> str:
         if view.beside is None
         else _rounded(view.beside.ratio[:, :, at]),
     }
-    path = _file("shares.json")
-    path.write_text(json.dumps(report, ensure_ascii=False), encoding="utf-8")
-    return str(path)
-
-
-def _file(name: str) -> Path:
-    return Path(tempfile.mkdtemp(prefix="look-")) / name
+    written = json.dumps(report, ensure_ascii=False)
+    return offered("shares.json", lambda path: path.write_text(written, encoding="utf-8"))
 
 
 def _rounded(values: np.ndarray) -> list:
