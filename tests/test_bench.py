@@ -96,3 +96,30 @@ def test_what_can_be_mended_is_one_sentence_on_the_command_line(capsys):
     assert told.startswith("python -m explorer.bench train: a name with blanks is neither")
     assert "hub id" in told
     assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--endings", "foo"], "no ending called foo"),
+        (["--keys", "kernal"], "no keys called kernal"),
+        (["--per-group", "1"], "two windows"),
+        (["--out-len", "0"], "at least 1"),
+        (["--sentences", "/nowhere/at/all"], "cannot be read"),
+        (["--json", "/nowhere/at/all.json"], "cannot be written"),
+    ],
+)
+def test_arguments_that_make_no_grid_are_refused_before_the_first_cell(
+    arguments, capsys, more, said
+):
+    assert bench(["force", *arguments, *more]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_a_report_that_is_none_is_refused_and_kept(arguments, tmp_path, capsys):
+    file = tmp_path / "notes.json"
+    for odd in ("{", "[]", '{"cells": [{"x": 1}]}'):
+        file.write_text(odd)
+        assert bench(["force", *arguments, "--json", str(file)]) == 1
+        assert "report of another run" in capsys.readouterr().err
+        assert file.read_text() == odd

@@ -236,6 +236,18 @@ def test_damage_is_told_in_a_sentence(folder, rows, spec):
     with pytest.raises(ExplorerError, match="cannot be read"):
         runs.read(RUN)
     assert runs.list() == []
+    runs.start(RUN, spec, ordered(rows))
+    (runs.path(RUN) / "arrays.safetensors").write_bytes(b"cut")
+    with pytest.raises(ExplorerError, match="cannot be read"):
+        runs.read(RUN)
+    lm = models.load(spec)
+    adapter = named("lora").build(lm, named("lora").config(), 0)
+    (runs.path(RUN) / "lora.checkpoint").write_bytes(b"cut")
+    with pytest.raises(ExplorerError, match="checkpoint of LoRA is damaged"):
+        runs.load_checkpoint(
+            RUN, "LoRA", adapter, training_loop.optimizer_for(adapter, FitConfig())
+        )
+    (runs.path(RUN) / "run.json").write_text('{"state": "done", "order": {}}')
     runs.path(RUN).rename(runs.folder / "not-ours")
     (runs.folder / "not-ours" / "run.json").write_text(
         '{"state": "running", "order": {"entries": [], "data": {"source": "rows"}}}'

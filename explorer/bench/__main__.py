@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import logging
 import pkgutil
 import sys
+from pathlib import Path
 
 import explorer.bench
 from explorer.errors import ExplorerError
+
+
+def _check_report(arguments: list[str]) -> None:
+    """Refuse a place for the report now, and not when hours of work are to be written there."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--json", type=Path)
+    path = parser.parse_known_args(arguments)[0].json
+    if path is not None and (path.is_dir() or not path.absolute().parent.is_dir()):
+        raise ExplorerError(
+            f"The report cannot be written to {path}.", "Name a file in a folder that is there."
+        )
 
 
 def main(arguments: list[str]) -> int:
@@ -19,6 +32,7 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     name, *rest = arguments
     try:
+        _check_report(rest)
         return importlib.import_module(f"explorer.bench.{name}").main(rest)
     except ExplorerError as error:
         sys.stderr.write(f"python -m explorer.bench {name}: {error} {error.hint}\n")

@@ -211,8 +211,24 @@ def groups(args: argparse.Namespace) -> Iterator[Group]:
 def run(args: argparse.Namespace) -> dict:
     """The grid. → a JSON-able report"""
     state = PartialState()
+    if unknown := [ending for ending in args.endings if ending not in ENDINGS]:
+        raise ExplorerError(
+            f"There is no ending called {unknown[0]}.", f"Choose from {', '.join(ENDINGS)}."
+        )
+    for keys in args.keys:
+        Matching(keys)  # an unknown kind is refused before the first cell
+    if args.per_group < 2 or min((*args.in_len, *args.out_len)) < 1:
+        raise ExplorerError(
+            "A group needs two windows, and every length is at least 1.",
+            "Raise --per-group, --in-len or --out-len.",
+        )
+    try:
+        sentences = Path(args.sentences).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ExplorerError(
+            f"{args.sentences} cannot be read.", "Give a text file in UTF-8, a sentence a line."
+        ) from error
     lm = models.load(spec_of(args))
-    sentences = Path(args.sentences).read_text(encoding="utf-8").splitlines()
     known = _known(args, lm)
     todo = [group for group in groups(args) if group not in known]
     cells: list[Cell] = []
@@ -245,12 +261,16 @@ def _known(args: argparse.Namespace, lm: LoadedModel) -> dict[Group, Cell]:
     """Cells of an earlier run of the same model that stand in the report already."""
     if not args.json or not args.json.exists():
         return {}
-    earlier = json.loads(args.json.read_text())
-    if (earlier.get("model"), earlier.get("per_group")) != (lm.spec.name, args.per_group):
+    try:
+        earlier = json.loads(args.json.read_text())
+        cells = [Cell(**one) for one in earlier["cells"]]
+        same = (earlier["model"], earlier["per_group"]) == (lm.spec.name, args.per_group)
+    except (OSError, ValueError, KeyError, TypeError):  # not a report of ours at all
+        same = False
+    if not same:
         raise ExplorerError(
             f"{args.json} holds the report of another run.", "Name another file, or remove it."
         )
-    cells = [Cell(**one) for one in earlier["cells"]]
     return {Group(c.variant, c.ending, c.in_len, c.out_len, c.source_len): c for c in cells}
 
 

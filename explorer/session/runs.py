@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import torch
 from filelock import FileLock, Timeout
+from safetensors import SafetensorError
 from safetensors.numpy import load_file as load_arrays
 from safetensors.numpy import save_file as save_arrays
 from safetensors.torch import load_file, save_file
@@ -108,7 +109,7 @@ class Runs:
             if (path / "arrays.safetensors").exists():
                 arrays = load_arrays(path / "arrays.safetensors")
             return view_in(run, raw, arrays)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
             raise ExplorerError(
                 "This run cannot be read.", "It was made by another version, or is damaged."
             ) from error
@@ -171,8 +172,13 @@ class Runs:
         path = self.path(run) / f"{_slug(label)}.checkpoint"
         if not path.exists():
             return 0
-        tensors = load_file(path)
-        adapter.load_state_dict(_under("adapter/", tensors))
+        try:
+            tensors = load_file(path)
+            adapter.load_state_dict(_under("adapter/", tensors))
+        except (OSError, SafetensorError, RuntimeError) as error:
+            raise ExplorerError(
+                f"The checkpoint of {label} is damaged.", "Begin the run anew; its order is kept."
+            ) from error
         state: dict[int, dict[str, Tensor]] = {}
         for key, value in _under("optimizer/", tensors).items():
             index, _, name = key.partition("/")
