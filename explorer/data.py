@@ -255,20 +255,15 @@ def _json_lines(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
 
 
 def _parquet(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
-    try:
-        from pyarrow import ArrowInvalid, parquet  # only where it is installed
-    except ImportError as error:
-        raise ExplorerError(
-            "Parquet needs the package pyarrow, which is not installed here.",
-            "Save the table as CSV.",
-        ) from error
+    from pyarrow import ArrowException, parquet  # only here: it takes a moment to import
+
     line = 0
     try:
         for part in parquet.ParquetFile(path).iter_batches(1000):
             for record in part.to_pylist():
                 line += 1
                 yield line, record
-    except ArrowInvalid as error:
+    except (ArrowException, OSError) as error:
         raise ExplorerError(f"{path.name} is not a Parquet file.", "Save it again.") from error
 
 

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import io
+
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from explorer import data, hub_rows
 from explorer.data import Dataset, Row, bundled, read, split
@@ -107,6 +112,47 @@ def test_what_cannot_be_used_is_refused_in_one_sentence(write, content, name, sa
     with pytest.raises(ExplorerError, match=said) as refused:
         read(write(content, name))
     assert refused.value.hint and str(refused.value).count(".") <= 4
+
+
+def test_a_parquet_file_gives_the_rows_of_the_same_csv(tmp_path, write):
+    table = [(f'row {n} ,\n"ü"', ("yes", "no")[n % 2]) for n in range(2500)]
+    path = tmp_path / "rows.parquet"
+    columns = dict(zip(("text", "label"), zip(*table, strict=True), strict=True))
+    arrow = pyarrow.table({"id": range(len(table)), **{k: list(v) for k, v in columns.items()}})
+    parquet.write_table(arrow, path, row_group_size=700)
+    lines = io.StringIO(newline="")
+    csv.writer(lines).writerows([("text", "label"), *table])
+    found = read(path)
+    assert found.rows == read(write(lines.getvalue())).rows and found.classes == ("yes", "no")
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        (["x", None, "y"], "no text or no label in line 2"),
+        ([["x"], ["y", "z"], []], "no text or no label in line 1, 2, 3"),
+    ],
+)
+def test_cells_of_a_parquet_file_that_hold_no_label_are_named(tmp_path, labels, said):
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.table({"text": ["a", "b", "c"], "label": labels}), path)
+    with pytest.raises(ExplorerError, match=said):
+        read(path)
+
+
+def test_a_parquet_file_cut_short_is_refused(tmp_path):
+    path = tmp_path / "rows.parquet"
+    parquet.write_table(pyarrow.table({"text": ["a", "b"] * 99, "label": ["x", "y"] * 99}), path)
+    whole = path.read_bytes()
+    for kept in (5, len(whole) // 2, len(whole) - 5):
+        path.write_bytes(whole[:kept])
+        with pytest.raises(ExplorerError, match="not a Parquet file"):
+            read(path)
+    damaged = bytearray(whole)
+    damaged[-60:-20] = bytes(40)
+    path.write_bytes(damaged)
+    with pytest.raises(ExplorerError, match="not a Parquet file"):
+        read(path)
 
 
 def test_a_missing_file_and_a_huge_one_are_refused(tmp_path):
