@@ -7,13 +7,16 @@ needs this noun, and loading needs the seam for its self-test.
 from __future__ import annotations
 
 import inspect
+import re
 import threading
 from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+
+from explorer.errors import ExplorerError
 
 Quantization = Literal["none", "int8", "nf4", "fp4"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
@@ -56,6 +59,7 @@ class Geometry:
     """Sizes of the model: l, h, g, d, m and v of the package's legend.
 
     head_dim: of the widest layer    context: the longest text it was made for, in tokens
+    learned: whether positions are looked up in a table, which ends with the context
     """
 
     n_layers: int
@@ -65,6 +69,7 @@ class Geometry:
     hidden_size: int
     vocab_size: int
     context: int
+    learned: bool = False
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -83,6 +88,10 @@ class Geometry:
             hidden_size=config.hidden_size,
             vocab_size=config.vocab_size,
             context=getattr(config, "max_position_embeddings", None) or 2048,
+            learned=any(
+                isinstance(module, nn.Embedding) and re.search(r"wpe$|position", name)
+                for name, module in model.named_modules()
+            ),
         )
 
 
@@ -129,7 +138,18 @@ class LoadedModel:
         last: score only the last so many positions, or those at the given indices, (n,)
         positions: (1 or b, q) position of every token, where they do not simply follow `start`
         → (b, q or last or n, v), float32
+
+        Raises ExplorerError where learned positions end before the text does: on a GPU the lookup
+        would take the whole process with it.
         """
+        before = start if mask is None or mask.shape == ids.shape else 0
+        end = before + (ids if mask is None else mask).shape[1]
+        if self.geometry.learned and positions is None and end > self.geometry.context:
+            raise ExplorerError(
+                f"With what stands before it the text ends at position {end:,}; this model has "
+                f"{self.geometry.context:,}.",
+                "Take a shorter text, or fewer slots.",
+            )
         ids = ids.to(self.device)
         mask = None if mask is None else mask.to(self.device)
         if positions is not None:

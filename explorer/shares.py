@@ -92,13 +92,20 @@ def mass(
     note: told after every block of a long text
     """
     ids = encode(lm, prompt, chat=chat) if isinstance(prompt, str) else prompt
+    if ids.ndim != 2 or len(ids) != 1 or not ids.shape[1]:
+        raise ExplorerError("The ids are not those of one text.", "Give them as (1, tokens).")
     length = ids.shape[1]
+    if not 0 <= generated <= length:
+        raise ExplorerError(
+            f"{generated} of {length} tokens cannot have been generated.",
+            "Say how many of the last tokens the model wrote itself.",
+        )
     names, member = _membership(length, length - generated, groups or {})
     if len(names) > lm.geometry.head_dim:  # indicators take the place of values
         most = lm.geometry.head_dim - len(RESERVED) + 1
         raise ExplorerError(f"{len(groups)} groups are too many.", f"Name at most {most}.")
     one_hot = torch.nn.functional.one_hot(member, len(names)).float()[None].to(lm.device)
-    kept = range(length) if positions is None else sorted({range(length)[at] for at in positions})
+    kept = range(length) if positions is None else _kept(positions, length)
     shares = measure(lm, ids, one_hot, prefix, adapter, positions=kept, note=note)
     tokens = tuple(display(lm.tokenizer, ids[0].tolist())) if lm.tokenizer else ()
     return Mass(shares.numpy(), ("prefix", *names), tuple(ids[0].tolist()), tokens, tuple(kept))
@@ -113,6 +120,17 @@ def _membership(length: int, prompt_end: int, groups: Mapping[str, Sequence[int]
         member[positions] = index
     member[0] = 0
     return tuple(names), member
+
+
+def _kept(positions: Sequence[int], length: int) -> list[int]:
+    """Positions in ascending order; negative ones count from the end."""
+    outside = [at for at in positions if not -length <= at < length]
+    if outside or not len(positions):
+        raise ExplorerError(
+            f"Position {outside[0]} is not in the text." if outside else "No position is named.",
+            f"Tokens count from 0 to {length - 1}.",
+        )
+    return sorted({at % length for at in positions})
 
 
 def _checked(groups: Mapping[str, Sequence[int]], length: int) -> dict[str, list[int]]:
@@ -147,7 +165,10 @@ def _whole_numbers(positions: object) -> bool:
     if isinstance(positions, range):
         return True
     sized = isinstance(positions, Sequence | np.ndarray) and not isinstance(positions, str)
-    return sized and all(isinstance(position, int | np.integer) for position in positions)
+    return sized and all(
+        isinstance(position, int | np.integer) and not isinstance(position, bool)
+        for position in positions
+    )
 
 
 @torch.no_grad()

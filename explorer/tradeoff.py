@@ -163,7 +163,15 @@ def measured(
     main: int | None = None,
 ) -> Iterator[TradeOff]:
     """The same in steps: what is known so far after every block of text, short lengths first."""
+    if contenders is None and not (len(slots) and min(slots) > 0):
+        raise ExplorerError("A prefix has at least one slot.", "Write slots=(1, 8).")
+    if not (prompts > 0 if isinstance(prompts, int) else len(prompts)):
+        raise ExplorerError("There is no text to read.", "Ask for one prompt or more.")
+    if any(n < 1 for n in lengths):
+        raise ExplorerError("A text has at least one token.", "Ask for lengths from 1 on.")
     entries = _entries(prefixes(lm, slots) if contenders is None else contenders, main)
+    if not entries:
+        raise ExplorerError("Nothing is there to be compared.", "Name one contender or more.")
     span = max(entry.contender.span for entry in entries)
     lengths = tuple(sorted(n for n in set(lengths) if n + span <= lm.geometry.context))
     if not lengths:

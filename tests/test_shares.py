@@ -203,3 +203,20 @@ def test_live_shares_are_those_of_the_text_read_at_once(lm, with_prefix):
     expected = read.shares[:, :, 5:].mean(1).transpose(1, 0, 2)
     assert_close(np.stack(meter.taken), expected, atol=1e-5, rtol=0)
     assert_close(meter.latest, read.shares[:, :, -1], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("lm", ["llama"], indirect=True)
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"generated": 9}, "9 of 8 tokens"),
+        ({"generated": -1}, "-1 of 8 tokens"),
+        ({"positions": []}, "No position is named"),
+        ({"positions": [0, 8]}, "Position 8 is not in the text"),
+        ({"groups": {"x": [True]}}, "not made of positions"),
+        ({"prompt": tiny_ids(2, 8)}, "not those of one text"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(lm, asked, said):
+    with pytest.raises(ExplorerError, match=said):
+        mass(lm, **{"prompt": tiny_ids(1, 8), **asked})

@@ -20,6 +20,7 @@ from explorer.contenders import (
 )
 from explorer.data import read, split
 from explorer.errors import ExplorerError
+from explorer.lm import freeze
 from explorer.methods import methods
 from explorer.methods.prefix_memory import PrefixMemoryConfig
 from explorer.methods.prefix_tuning import PrefixTuningConfig
@@ -30,7 +31,7 @@ from explorer.rows import rows
 from explorer.shares import mass
 from explorer.tradeoff import WINDOW, measured
 from explorer.training import FitConfig
-from tests.tiny import tiny_ids
+from tests.tiny import tiny_ids, tiny_model, tiny_tokenizer
 
 LENGTHS = (4, 9, 16)
 
@@ -254,3 +255,20 @@ def test_what_a_memory_adds_hangs_on_the_query_and_not_on_the_text(taught):
     curves = taught[1]
     assert left(curves.curve("memory"), "ratio") > 0.5  # measured: 0.57
     assert left(curves.curve("memory, no positions"), "ratio") > 0.75  # measured: 0.86
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"lengths": (-5, 8)}, "at least one token"),
+        ({"lengths": ()}, "No length fits"),
+        ({"prompts": 0}, "no text"),
+        ({"slots": (0, 2)}, "at least one slot"),
+        ({"slots": ()}, "at least one slot"),
+        ({"contenders": {}}, "Nothing is there"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(asked, said):
+    lm = freeze(tiny_model("llama"), tiny_tokenizer())
+    with pytest.raises(ExplorerError, match=said):
+        trade_off(lm, **{"prompts": 1, "lengths": (8,), "slots": (1,), **asked})

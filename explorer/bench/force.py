@@ -229,6 +229,12 @@ def run(args: argparse.Namespace) -> dict:
             f"{args.sentences} cannot be read.", "Give a text file in UTF-8, a sentence a line."
         ) from error
     lm = models.load(spec_of(args))
+    longest = max((*args.in_len, args.source_len or 0)) + max(args.out_len)
+    if longest > lm.geometry.context:
+        raise ExplorerError(
+            f"{longest} tokens are longer than the model's context of {lm.geometry.context}.",
+            "Lower --in-len or --out-len.",
+        )
     known = _known(args, lm)
     todo = [group for group in groups(args) if group not in known]
     cells: list[Cell] = []
@@ -292,7 +298,9 @@ def speed(args: argparse.Namespace) -> dict:
     generator = torch.Generator().manual_seed(0)
 
     def random(n: int) -> Tensor:
-        return torch.randint(100, lm.geometry.vocab_size - 100, (1, n), generator=generator)
+        most = lm.geometry.vocab_size
+        edge = min(100, most // 4)  # control tokens lie at both ends
+        return torch.randint(edge, most - edge, (1, n), generator=generator)
 
     report: dict[str, float] = {}
     source = random(50)

@@ -162,6 +162,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str]) -> int:
     args = parser().parse_args(arguments)
+    if not (args.speed or args.curves):
+        parser().error("--speed or --curves")
+    if min((*args.lengths, args.repeats, args.prompts)) < 1:
+        parser().error("lengths, repeats and prompts count from 1")
     spec = ModelSpec(args.model, quantization=args.quantization, dtype=args.dtype)
     lm = models.load(spec)
     report: dict = {
@@ -190,8 +194,6 @@ def main(arguments: list[str]) -> int:
         report["table"] = table + ways.to_frame().round(5).to_dict("records")
     if args.json:
         args.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
-    if not (args.speed or args.curves):
-        parser().error("--speed or --curves")
     return 0
 
 
