@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from explorer import tensorfile
 from explorer.errors import ExplorerError
-from explorer.lm import LoadedModel, ModelSpec
+from explorer.lm import LoadedModel
 from explorer.methods import Adapter, Method, methods, n_parameters
 
 FORMAT = "prefix-explorer adapter 1"
@@ -60,7 +60,7 @@ def describe(
     return Card(
         method=method.name,
         config=dataclasses.asdict(adapter.config),
-        model=_name(lm.spec),
+        model=lm.spec.told,
         revision=lm.spec.revision,
         quantization=lm.spec.quantization,
         precision=lm.origin.precision,
@@ -165,17 +165,11 @@ def differences(card: Card, lm: LoadedModel) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _name(spec: ModelSpec) -> str:
-    """A model's name without the folders of the machine it lies on."""
-    path = Path(spec.name).expanduser()
-    return path.name if path.exists() else spec.name
-
-
 def _check_model(name: str, card: Card, lm: LoadedModel) -> None:
-    same = card.model == _name(lm.spec) and card.revision == lm.spec.revision
+    same = card.model == lm.spec.told and card.revision == lm.spec.revision
     if not same or dict(card.sizes) != dataclasses.asdict(lm.geometry):
         trained = card.model + ("" if card.revision == "main" else f"@{card.revision}")
         raise ExplorerError(
-            f"{name} was trained for {trained}; the loaded model is {_name(lm.spec)}.",
+            f"{name} was trained for {trained}; the loaded model is {lm.spec.told}.",
             f"Load {trained} and open the file again.",
         )

@@ -393,9 +393,9 @@ def open_forced(path: str | Path, lm: LoadedModel) -> ForcedPrefix:
             f"{path.name} does not hold what its description says.",
             "It is damaged, or was made by another version of this program.",
         ) from error
-    if solved.sizes != lm.geometry.sizes or solved.model != lm.spec.name:
+    if solved.sizes != lm.geometry.sizes or solved.model not in (lm.spec.told, lm.spec.name):
         raise ExplorerError(
-            f"{path.name} was solved for {solved.model}; the loaded model is {lm.spec.name}.",
+            f"{path.name} was solved for {solved.model}; the loaded model is {lm.spec.told}.",
             f"Load {solved.model} and open the file again.",
         )
     _check_slots(path.name, solved.prefix, lm)
@@ -412,6 +412,6 @@ def _check_slots(name: str, prefix: Prefix, lm: LoadedModel) -> None:
     tensors = (t for one in prefix.layers for t in (one.key, one.value, one.bias) if t is not None)
     if not whole or not all(torch.isfinite(tensor).all() for tensor in tensors):
         raise ExplorerError(
-            f"The slots in {name} do not fit {lm.spec.name}, or are not numbers.",
+            f"The slots in {name} do not fit {lm.spec.told}, or are not numbers.",
             "The file is damaged: solve the prefix again.",
         )

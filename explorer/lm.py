@@ -10,6 +10,7 @@ import inspect
 import re
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -37,6 +38,12 @@ class ModelSpec:
     device: str = "auto"
     trust_remote_code: bool = False
 
+    @property
+    def told(self) -> str:
+        """The name without the folders of the machine it lies on, as files tell it."""
+        path = Path(self.name).expanduser()
+        return path.name if path.exists() else self.name
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -59,7 +66,6 @@ class Geometry:
     """Sizes of the model: l, h, g, d, m and v of the package's legend.
 
     head_dim: of the widest layer    context: the longest text it was made for, in tokens
-    learned: whether positions are looked up in a table, which ends with the context
     """
 
     n_layers: int
@@ -69,7 +75,6 @@ class Geometry:
     hidden_size: int
     vocab_size: int
     context: int
-    learned: bool = False
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -88,22 +93,22 @@ class Geometry:
             hidden_size=config.hidden_size,
             vocab_size=config.vocab_size,
             context=getattr(config, "max_position_embeddings", None) or 2048,
-            learned=any(
-                isinstance(module, nn.Embedding) and re.search(r"wpe$|position", name)
-                for name, module in model.named_modules()
-            ),
         )
 
 
 @dataclass(frozen=True, eq=False)
 class LoadedModel:
-    """A frozen model, its tokenizer, and the lock that says whose turn it is."""
+    """A frozen model, its tokenizer, and the lock that says whose turn it is.
+
+    learned: whether positions are looked up in a table, which ends with the context
+    """
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase | None
     geometry: Geometry
     spec: ModelSpec
     origin: Origin
+    learned: bool = False
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     @property
@@ -144,7 +149,7 @@ class LoadedModel:
         """
         before = start if mask is None or mask.shape == ids.shape else 0
         end = before + (ids if mask is None else mask).shape[1]
-        if self.geometry.learned and positions is None and end > self.geometry.context:
+        if self.learned and positions is None and end > self.geometry.context:
             raise ExplorerError(
                 f"With what stands before it the text ends at position {end:,}; this model has "
                 f"{self.geometry.context:,}.",
@@ -202,7 +207,12 @@ def freeze(
             attention=model.config._attn_implementation,
             n_bytes=bytes_of(model),
         )
-    return LoadedModel(model, tokenizer, Geometry.of(model), spec or ModelSpec("memory"), origin)
+    learned = any(
+        isinstance(module, nn.Embedding) and re.search(r"wpe$|position", name)
+        for name, module in model.named_modules()
+    )
+    spec = spec or ModelSpec("memory")
+    return LoadedModel(model, tokenizer, Geometry.of(model), spec, origin, learned)
 
 
 def bytes_of(model: PreTrainedModel) -> int:

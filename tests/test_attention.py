@@ -396,7 +396,7 @@ def test_the_fused_denominator_is_the_one_summed_in_blocks(masked):
 def test_a_text_beyond_learned_positions_is_refused_and_others_are_read(lm):
     """An index outside of a table on a GPU ends the process; rotary positions have no end."""
     beyond = lm.geometry.context + 1
-    if lm.geometry.learned:
+    if lm.learned:
         with pytest.raises(ExplorerError, match=f"position {beyond}; this model has {beyond - 1}"):
             lm.logits(tiny_ids(1, beyond))
         with pytest.raises(ExplorerError, match=f"position {beyond + 1}"):
@@ -404,4 +404,4 @@ def test_a_text_beyond_learned_positions_is_refused_and_others_are_read(lm):
         assert lm.logits(tiny_ids(1, beyond - 3), start=2, last=1).isfinite().all()
     else:
         assert lm.logits(tiny_ids(1, beyond), last=1).isfinite().all()
-    assert lm.geometry.learned == (lm.model.config.model_type in ("gpt2", "opt"))
+    assert lm.learned == (lm.model.config.model_type in ("gpt2", "opt"))

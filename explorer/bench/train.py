@@ -418,6 +418,8 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str]) -> int:
     args = parser().parse_args(arguments)
+    if min(args.steps, args.batch, args.trials, args.repeats, *args.shots) < 1:
+        parser().error("steps, rows and trials count from 1")
     report = speed(args) if args.speed else run(args)
     if PartialState().is_main_process:
         if args.json:

@@ -159,7 +159,7 @@ def solve(lm: LoadedModel, found: Trajectory, how: Matching | None = None) -> So
         max(residuals),
         (min(scales), max(scales)),
         time.perf_counter() - began,
-        lm.spec.name,
+        lm.spec.told,
         lm.geometry.sizes,
         how,
         None if lm.dtype == torch.float32 else replace(found, query=()),

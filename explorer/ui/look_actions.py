@@ -96,7 +96,7 @@ def as_json(view: LookView, at: int, layer: int, head: int) -> str:
     """The same with the text, and one head along all positions. → path of a file"""
     mass = view.mass
     report = {
-        "model": view.spec.name,
+        "model": view.spec.told,
         "in front": view.held,
         "groups": mass.groups,
         "ids": mass.ids,
