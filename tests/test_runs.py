@@ -18,8 +18,9 @@ from explorer import adapters, models
 from explorer import training as training_loop
 from explorer.errors import ExplorerError
 from explorer.examples import Wording
-from explorer.jobs import Stop, Stopped
+from explorer.jobs import Stop, Stopped, Worker
 from explorer.lm import ModelSpec
+from explorer.session.look import looking
 from explorer.session.order import DataChoice, Entry, Order
 from explorer.session.runs import Runs
 from explorer.session.train import resuming, training
@@ -264,3 +265,20 @@ def test_a_run_can_be_forgotten(folder, rows, spec):
     runs.forget(RUN)
     assert runs.list() == [] and not runs.path(RUN).exists()
     assert time.monotonic() - began < 5
+
+
+def test_a_look_of_another_visitor_does_not_wait_for_the_end_of_a_run(folder, rows, spec):
+    runs, worker = Runs(folder / "long"), Worker()
+    order = ordered(rows)
+    fitting = replace(order.entries[0].fitting, steps=2000)
+    order = replace(order, entries=(replace(order.entries[0], fitting=fitting),), every=1000)
+    order = runs.start(RUN, spec, order)
+    run = worker.submit(training(spec, order, RUN, runs), "Training", detached=True, model=spec)
+    steps = run.watch()
+    while not (view := next(steps)).curves or not view.curves[0].losses:
+        pass
+    look = worker.submit(looking(spec, "the cat sat"), "Looking", owner="another", model=spec)
+    assert look.result().mass.shares.size
+    assert run.state == "running" and len(run.item.curves[0].losses) < 2000
+    run.stop()
+    assert list(steps)[-1].stopped
