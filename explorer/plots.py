@@ -38,6 +38,11 @@ def literal(token: str) -> str:
     return html.escape(token, quote=False)
 
 
+def clipped(token: str, most: int = 10) -> str:
+    """A token as a short label: a long one ends in …. Write it with `literal`."""
+    return token if len(token) <= most else token[: most - 1] + "…"
+
+
 def colour_of(group: str) -> str:
     """A group's colour; groups that a visitor has marked share one."""
     return f"var(--{group if group in GROUPS else 'mark'})"
@@ -58,12 +63,15 @@ def share_map(
     top: float = 1.0,
     log: bool = False,
     title: str = "",
+    empty: str = "",
 ) -> go.Figure:
     """Layer × head: the share of attention on one group. Click a cell to choose a head.
 
     shares: (l, h) in [0, 1]    chosen: layer and head that are framed    top: share of full colour
-    log: colours by the logarithm, from 0.01 %    title: above the map, where there are several
+    log: colours by the logarithm, from 0.01 %    title: above the map, what it is of
+    empty: written into a map of nothing but zeros, in place of its scale: why they are
     """
+    title = title or f"share on {group}"
     known = np.nan_to_num(shares)
     layer, head = np.unravel_index(int(known.argmax()), shares.shape)
     z, bottom, ceiling, ticks = shares, 0.0, top, {"tickformat": ".0%"}
@@ -72,7 +80,7 @@ def share_map(
         ceiling = np.log10(max(top, 10 * LEAST))
         ticks = {"tickvals": [-4, -3, -2, -1, 0], "ticktext": "0.01% 0.1% 1% 10% 100%".split()}
     told = f"Mean {known.mean():.0%}; most in layer {layer}, head {head}: {known[layer, head]:.0%}."
-    return cell_map(
+    figure = cell_map(
         z,
         colorscale=sequential(group),
         bounds=(bottom, ceiling),
@@ -81,15 +89,22 @@ def share_map(
         customdata=shares if log else None,
         chosen=chosen,
         title=title,
-        alt=f"{title or 'Map'} of {len(shares)} layers by {shares.shape[1]} heads: share of "
-        f"attention on {group}. {told}",
+        alt=f"{title.replace('<br>', ', ')}: {shares.shape[0]} layers by {shares.shape[1]} heads. "
+        + told,
     )
+    if empty and not known.any():
+        figure.update_traces(showscale=False)
+        figure.add_annotation(
+            text=empty, showarrow=False, xref="paper", yref="paper", x=0.5, y=0.5, font={"size": 13}
+        )
+        figure.update_layout(meta={"alt": f"{figure.layout.meta['alt']} {empty}"})
+    return figure
 
 
 def sequential(group: str) -> list:
-    """From nothing to a group's colour."""
+    """From a tint of a group's colour, so that a cell of nothing is still a cell, to all of it."""
     colour = f"--{group if group in GROUPS else 'mark'}"
-    return [[0, f"var({colour}-clear)"], [1, f"var({colour})"]]
+    return [[0, f"var({colour}-faint)"], [1, f"var({colour})"]]
 
 
 def cell_map(
@@ -122,7 +137,7 @@ def cell_map(
     layout = {
         "template": "none",
         "height": int(np.clip(90 + 13 * n_layers, 220, 560)),
-        "margin": {**MARGIN, "r": 0, "t": 38 if title else MARGIN["t"]},
+        "margin": {**MARGIN, "r": 0, "t": 38 + 16 * title.count("<br>") if title else MARGIN["t"]},
         "uirevision": f"map {n_layers} {n_heads}",
         "meta": {"alt": alt},
         "shapes": [] if chosen is None else [frame(*chosen)],
@@ -135,7 +150,15 @@ def cell_map(
         },
     }
     if title:
-        layout["title"] = {"text": title, "x": 0, "xref": "paper", "font": {"size": 13}}
+        layout["title"] = {
+            "text": title,
+            "x": 0,
+            "xref": "paper",
+            "y": 1,
+            "yanchor": "top",
+            "pad": {"t": 8},
+            "font": {"size": 13},
+        }
     return go.Figure([heat], layout)
 
 
@@ -195,7 +218,6 @@ def shares_along(
         values = np.asarray(shares[some, index], np.float32)
         if not np.nan_to_num(values).any():
             continue
-        first = not traces  # the label once is enough
         traces.append(
             {
                 "type": "scatter",
@@ -206,17 +228,17 @@ def shares_along(
                 "stackgroup": "attention",
                 "line": {"shape": "hvh", "width": 0.5, "color": colour_of(group)},
                 "fillcolor": colour_of(group),
-                "customdata": labels if first else None,
-                "hovertemplate": ("<b>%{customdata}</b><br>" if first else "")
-                + f"{group} %{{y:.1%}}<extra></extra>",
+                "customdata": None if traces else labels,  # once: the title of the hover box
+                "hovertemplate": f"{group} %{{y:.1%}}<extra></extra>",
             }
         )
     axis = {"range": [-0.5, length - 0.5], "showgrid": False, "zeroline": False}
+    axis["unifiedhovertitle"] = {"text": "<b>%{customdata}</b>"}
     if length <= LABELLED:
         axis |= {
             "tickmode": "array",
             "tickvals": list(range(length)),
-            "ticktext": [literal(token) for token in tokens],
+            "ticktext": [literal(clipped(token)) for token in tokens],
             "tickangle": -60,
         }
     else:
@@ -225,7 +247,7 @@ def shares_along(
     layout = {
         "template": "none",
         "height": 300,
-        "margin": {**MARGIN, "t": 40, "b": 60 if length <= LABELLED else 44},
+        "margin": {**MARGIN, "t": 40, "b": 72 if length <= LABELLED else 44},
         "uirevision": f"along {length}",
         "hovermode": "x unified",
         "showlegend": not named,

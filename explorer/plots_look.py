@@ -7,7 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from explorer.plots import DIVERGING, DRAWN, MARGIN, cell_map, colour_of, literal, sequential
+from explorer.plots import (
+    DIVERGING,
+    DRAWN,
+    MARGIN,
+    cell_map,
+    clipped,
+    colour_of,
+    literal,
+    sequential,
+)
 
 
 def difference_map(
@@ -18,20 +27,21 @@ def difference_map(
     chosen: tuple[int, int] | None = None,
     title: str = "",
 ) -> go.Figure:
-    """Layer × head: how the share on a group has changed, in points. Both (l, h)."""
-    change = np.nan_to_num(shares) - np.nan_to_num(before)
-    top = max(float(np.abs(change).max()), 0.01)
+    """Layer × head: how the share on a group has changed, in percentage points. Both (l, h)."""
+    change = 100 * (np.nan_to_num(shares) - np.nan_to_num(before))
+    top = max(float(np.abs(change).max()), 1.0)
     layer, head = np.unravel_index(int(np.abs(change).argmax()), change.shape)
     return cell_map(
         change,
         colorscale=DIVERGING,
         bounds=(-top, top),
-        ticks={"tickformat": "+.0%"},
-        hover=f"%{{z:+.1%}} on {group}",
+        ticks={"tickformat": "+~g"},
+        hover=f"%{{z:+.1f}} points on {group}",
         chosen=chosen,
         title=title,
         alt=f"{title or 'Change'} of the share of attention on {group}, layer by head: mean "
-        f"{change.mean():+.1%}; largest in layer {layer}, head {head}: {change[layer, head]:+.1%}.",
+        f"{change.mean():+.1f} points; largest in layer {layer}, head {head}: "
+        f"{change[layer, head]:+.1f}.",
     )
 
 
@@ -50,7 +60,7 @@ def gate_map(gates: np.ndarray, *, name: str, chosen: tuple[int, int] | None = N
         ticks={"tickformat": "+.2~f"},
         hover="tanh(g) %{z:+.3f}",
         chosen=chosen,
-        title="gate tanh(g)",
+        title="How far gates are open, tanh(g)",
         alt=f"Gates of {name}, layer by head: mean opening {np.abs(known).mean():.2f}; widest in "
         f"layer {layer}, head {head}: {known[layer, head]:+.2f}.",
     )
@@ -70,14 +80,19 @@ def ratio_map(ratio: np.ndarray, *, name: str, chosen: tuple[int, int] | None = 
         ticks={},
         hover="‖added‖ / ‖rest‖ %{z:.3f}",
         chosen=chosen,
-        title="‖added‖ / ‖rest‖",
+        title="Size of what is added, against the rest: ‖added‖ / ‖rest‖",
         alt=f"What {name} adds against the rest, layer by head: median {np.median(known):.2f}; "
         f"most in layer {layer}, head {head}: {known[layer, head]:.2f}.",
     )
 
 
-def sorted_heads(scores: np.ndarray, what: str, *, colour: str, n: int = 24) -> go.Figure:
-    """The heads with the largest numbers as bars, largest first. scores: (l, h)"""
+def sorted_heads(
+    scores: np.ndarray, what: str, *, colour: str, n: int = 24, shares: bool = False
+) -> go.Figure:
+    """The heads with the largest numbers as bars, largest first. scores: (l, h)
+
+    shares: they are shares of attention, and written in percent
+    """
     known = np.nan_to_num(scores, nan=-np.inf)
     order = np.argsort(-np.abs(known), axis=None, kind="stable")
     order = [int(i) for i in order if np.isfinite(known.flat[i])][:n]
@@ -89,9 +104,10 @@ def sorted_heads(scores: np.ndarray, what: str, *, colour: str, n: int = 24) -> 
         "x": names,
         "y": values,
         "marker": {"color": colour},
-        "hovertemplate": "%{x}: %{y:.3f}<extra></extra>",
+        "hovertemplate": f"%{{x}}: %{{y:{'.1%' if shares else '.3f'}}}<extra></extra>",
     }
-    told = ", ".join(f"{name} {value:.2f}" for name, value in zip(names[:3], values, strict=False))
+    first = zip(names[:3], values, strict=False)
+    told = ", ".join(f"{name} {value:{'.0%' if shares else '.2f'}}" for name, value in first)
     layout = {
         "template": "none",
         "height": 260,
@@ -99,7 +115,11 @@ def sorted_heads(scores: np.ndarray, what: str, *, colour: str, n: int = 24) -> 
         "uirevision": f"sorted {what}",
         "meta": {"alt": f"Heads sorted by {what}: {told}."},
         "xaxis": {"type": "category", "tickangle": -60, "showgrid": False},
-        "yaxis": {"title": {"text": what}, "zeroline": True},
+        "yaxis": {
+            "title": {"text": what},
+            "zeroline": True,
+            "tickformat": ".0%" if shares else None,
+        },
     }
     return go.Figure([bars], layout)
 
@@ -110,13 +130,12 @@ def row_bars(
     groups: Sequence[str],
     *,
     title: str,
-    entropy: float,
     unit: str = "weight",
     of: str = "share of attention",
 ) -> go.Figure:
     """One query of one head: the keys it looks at most, largest on top.
 
-    labels: keys as people read them    groups: of each key, for its colour    entropy: nats
+    labels: keys as people read them    groups: of each key, for its colour
     unit: "weight" or "score"    of: what a weight is a share of
     """
     weights = unit == "weight"
@@ -136,12 +155,17 @@ def row_bars(
     layout = {
         "template": "none",
         "height": int(np.clip(108 + 22 * len(labels), 178, 440)),
-        "margin": {**MARGIN, "l": 130, "r": 56, "b": 58},
+        "margin": {**MARGIN, "r": 56},
         "uirevision": f"row {unit}",
-        "meta": {"alt": f"{title}: {first}; entropy {entropy:.2f} nats."},
-        "yaxis": {"autorange": "reversed", "type": "category", "showgrid": False},
+        "meta": {"alt": f"{title}: {first}."},
+        "yaxis": {
+            "autorange": "reversed",
+            "type": "category",
+            "showgrid": False,
+            "automargin": True,
+        },
         "xaxis": {
-            "title": {"text": f"{of if weights else 'q·k score'}<br>entropy {entropy:.2f} nats"},
+            "title": {"text": of if weights else "q·k score"},
             "nticks": 3,  # more run together on a phone
             "tickangle": 0,
             "tickformat": ".0%" if weights else None,
@@ -156,6 +180,7 @@ def row_bars(
 def row_along(
     weights: np.ndarray,
     labels: Sequence[str],
+    groups: Sequence[str],
     *,
     n_slots: int,
     title: str,
@@ -166,18 +191,23 @@ def row_along(
     """One query of one head: its weight on every key, in the order of the text.
 
     weights: (p + k,), slots before keys; drawn left of 0    labels: (k,) keys as people read them
+    groups: of each key, for its colour
     log: a logarithmic axis    most: steps; of a longer row each is the largest weight of a run
     """
     width = -(-len(weights) // most)
     traces, best = [], (0.0, "nothing")
-    parts = (("prefix", weights[:n_slots], -n_slots), ("prompt", weights[n_slots:], 0))
+    cuts = [0] + [at for at in range(1, len(weights) - n_slots) if groups[at] != groups[at - 1]]
+    parts = [("prefix", weights[:n_slots], -n_slots)] if n_slots else []
+    for first, end in zip(cuts, [*cuts[1:], len(weights) - n_slots], strict=True):
+        parts.append((groups[first], weights[n_slots + first : n_slots + end], first))
     for group, part, offset in parts:
-        if not len(part):
-            continue
         edges = np.arange(0, len(part), width)
         ends = np.minimum(edges + width, len(part))
         tops = [int(edge + part[edge:end].argmax()) for edge, end in zip(edges, ends, strict=True)]
-        names = [f"slot {at}" if group == "prefix" else f"{labels[at]} ({at})" for at in tops]
+        names = [
+            f"slot {at}" if group == "prefix" else f"{labels[offset + at]} ({offset + at})"
+            for at in tops
+        ]
         largest = np.asarray(part, np.float32)[tops]
         best = max(best, (float(largest.max()), names[int(largest.argmax())]))
         names = [literal(name) for name in names]
@@ -237,7 +267,7 @@ def written_map(shares: np.ndarray, tokens: Sequence[str], group: str) -> go.Fig
         "xaxis": {
             "tickmode": "array",
             "tickvals": list(range(len(tokens))),
-            "ticktext": [literal(token) for token in tokens],
+            "ticktext": [literal(clipped(token)) for token in tokens],
             "tickangle": -60,
             "showgrid": False,
             "zeroline": False,

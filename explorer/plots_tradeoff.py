@@ -17,9 +17,9 @@ SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star")
 TITLES: dict[Measure, str] = {
     "share": "share α of the prefix",
     "behind": "share without the first slot",
-    "ratio": "‖added‖ / ‖rest‖",
-    "part": "‖added‖ / (‖added‖ + ‖rest‖)",
-    "size": "‖added‖",
+    "ratio": "size of what is added, against the rest<br>‖added‖ / ‖rest‖",
+    "part": "size of what is added, of both<br>‖added‖ / (‖added‖ + ‖rest‖)",
+    "size": "size of what is added<br>‖added‖",
 }
 
 
@@ -43,8 +43,9 @@ def tradeoff_chart(found: TradeOff, measure: Measure, along: Along = "length") -
     if beside:
         told.append(f"outside of the softmax, without a share: {', '.join(beside)}")
         figure.add_annotation(
-            text="no share, outside of the softmax:<br>" + "<br>".join(beside),
-            **{"xref": "paper", "yref": "paper", "x": 0.02, "y": 0.02, "align": "left"},
+            text=f"outside of the softmax, without a share:<br>{', '.join(beside)}",
+            **{"xref": "paper", "yref": "paper", "x": 0, "y": 0, "align": "left"},
+            **{"xanchor": "left", "yanchor": "top", "yshift": -44},
             showarrow=False,
         )
     ticks = found.lengths
@@ -54,7 +55,8 @@ def tradeoff_chart(found: TradeOff, measure: Measure, along: Along = "length") -
             told.append("nothing here comes in several numbers of slots")
     title = "tokens of text" if along == "length" else f"slots, in front of {at} tokens"
     _dress(figure, measure, f"trade-off {measure} {along}", title, ticks)
-    figure.update_layout(meta={"alt": f"{TITLES[measure]}: {'; '.join(told) or 'nothing yet'}."})
+    named = TITLES[measure].replace("<br>", ", ")
+    figure.update_layout(meta={"alt": f"{named}: {'; '.join(told) or 'nothing yet'}."})
     return figure
 
 
@@ -144,7 +146,7 @@ def _dress(
     figure.update_layout(
         template="none",
         height=380,
-        margin={**MARGIN, "t": 96, "l": 56},
+        margin={**MARGIN, "t": 96, "l": 64, "b": 84},  # below: what has no share
         hovermode="x unified",
         uirevision=revision,
         showlegend=True,

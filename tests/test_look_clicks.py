@@ -13,7 +13,6 @@ from gradio_client import Client
 from app import LAUNCH
 from explorer.lm import ModelSpec
 from explorer.ui.build import build
-from explorer.ui.look_view import ALL, MEAN, ONE
 from explorer.ui.token_strip import WINDOW
 from tests.test_app import array, look, read
 from tests.tiny import tiny_checkpoint
@@ -56,9 +55,9 @@ class Visitor:
             for one in self.demo.config["dependencies"]
             if (self.ids[elem_id], event) in map(tuple, one["targets"])
         )
-        values = dict(group="prompt", layer=3, head=4, seen=ONE, scale=ALL) | chosen
-        values |= {name: False for name in ("stretch", "log", "scores") if name not in values}
-        names = "at first group layer head seen scale stretch log scores at_b first_b opened"
+        flags = "mean sinkless stretch log scores".split()
+        values = dict(group="prompt", layer=3, head=4) | dict.fromkeys(flags, False) | chosen
+        names = "at first group layer head mean sinkless stretch log scores at_b first_b opened"
         body = {
             "data": [values.get(name) for name in names.split()],
             "event_data": data,
@@ -132,6 +131,6 @@ def test_a_long_text_shows_the_window_that_is_asked_for(visitor):
 
 
 def test_the_mean_over_all_tokens_can_be_mapped(visitor):
-    sent = visitor.click("look-group", "input", group="sink", seen=MEAN)
+    sent = visitor.click("look-group", "input", group="sink", mean=True)
     assert "the mean over" in sent["look-summary"]
     assert array(sent["look-map"]["data"][0]["z"]).mean() < 1

@@ -29,7 +29,7 @@ from explorer.ui.build import build
 from explorer.ui.look_actions import as_csv, as_json
 from explorer.ui.look_drawing import everything, for_head, row_figures
 from explorer.ui.look_more import head_named, positions_in
-from explorer.ui.look_view import ALL, MEAN, ONE, SINKLESS, Choice, position
+from explorer.ui.look_view import Choice, position
 from explorer.ui.token_strip import WINDOW
 from tests.test_app import array, read
 from tests.tiny import tiny_checkpoint
@@ -59,8 +59,13 @@ def view(spec):
 
 
 def choice(**other):
-    plain = dict(at=-1, first=-1, group="prompt", layer=1, head=2, seen=ONE, scale=ALL)
-    return Choice(**(plain | dict(stretch=False) | other))
+    plain = dict(at=-1, first=-1, group="prompt", layer=1, head=2, stretch=False)
+    return Choice(**(plain | other))
+
+
+def drawn(whole, axis):
+    """A row along the text, over the groups that it is drawn in."""
+    return np.concatenate([one[axis][1:-1] for one in whole.data])
 
 
 def test_what_is_written_is_told_while_it_is_written(spec):
@@ -78,11 +83,14 @@ def test_one_row_draws_the_largest_weights_and_names_their_groups(view):
     row = view.rows.weights[1, 2, at].astype(np.float32)
     assert np.allclose(figure.data[0].x, np.sort(row)[::-1][: len(figure.data[0].x)])
     assert set(figure.data[0].customdata) <= {"sink", "prompt", "generated", "cat"}
-    assert np.allclose(whole.data[0].y[1:-1], row)
-    assert np.allclose(whole.data[0].x[1:-1], range(at + 1))
+    assert np.allclose(drawn(whole, "y"), row)
+    assert np.allclose(drawn(whole, "x"), range(at + 1))
+    colours = [one.fillcolor for one in whole.data]  # sink, the, cat (marked), sat …, generated
+    assert colours == [f"var(--{name})" for name in "sink mark prompt generated".split()]
     scores, _ = row_figures(view, choice(scores=True))
     assert max(scores.data[0].x) == pytest.approx(float(view.rows.scores[1, 2, at].max()))
-    assert "entropy" in figure.layout.meta["alt"]
+    told = everything(view, choice())["facts"]
+    assert f"entropy, {view.rows.row(1, 2, at).entropy:.2f} nats" in told
 
 
 def test_sorted_heads_are_the_map_in_order(view):
@@ -95,10 +103,10 @@ def test_sorted_heads_are_the_map_in_order(view):
 
 
 def test_one_row_without_the_sink_is_scaled_and_says_so(view):
-    figure, whole = row_figures(view, choice(scale=SINKLESS))
+    figure, whole = row_figures(view, choice(sinkless=True))
     row = view.rows.row(1, 2, len(view.mass.ids) - 1).without_sink().weights
     assert "sink" not in figure.data[0].customdata
-    assert sum(whole.data[0].y[1:-1]) == pytest.approx(1, abs=1e-3)
+    assert sum(drawn(whole, "y")) == pytest.approx(1, abs=1e-3)
     assert np.allclose(sorted(figure.data[0].x), np.sort(row)[-len(figure.data[0].x) :])
     assert "without the sink" in figure.layout.xaxis.title.text
 
@@ -112,32 +120,32 @@ def compared(spec):
     return views
 
 
-@pytest.mark.parametrize("seen", [ONE, MEAN])
-@pytest.mark.parametrize("scale", [ALL, SINKLESS])
-def test_two_states_have_one_scale_and_a_difference(compared, seen, scale):
+@pytest.mark.parametrize("mean", [False, True])
+@pytest.mark.parametrize("sinkless", [False, True])
+def test_two_states_have_one_scale_and_a_difference(compared, mean, sinkless):
     view, other = compared
-    asked = choice(group="prompt", seen=seen, scale=scale, stretch=True)
+    asked = choice(group="prompt", mean=mean, sinkless=sinkless, stretch=True)
     parts = everything(view, asked, other)
     a, b, change = (parts[name].data[0] for name in ("pair_a", "pair_b", "pair_change"))
     assert (a.zmin, a.zmax) == (b.zmin, b.zmax)
     assert a.zmax == pytest.approx(max(array(a.z).max(), array(b.z).max()))
     for drawn, one in ((a, view), (b, other.view)):
-        shares = one.mass.shares[:, :, 1:].mean(2) if seen == MEAN else one.mass.shares[:, :, -1]
+        shares = one.mass.shares[:, :, 1:].mean(2) if mean else one.mass.shares[:, :, -1]
         expected = shares[..., 2]
-        if scale == SINKLESS:
+        if sinkless:
             expected = expected / (1 - shares[..., 1])
         assert np.allclose(array(drawn.z), expected, atol=1e-5)
-    assert np.allclose(array(change.z), array(b.z) - array(a.z), atol=1e-6)
-    where = "the mean over" if seen == MEAN else "(the last)"
+    assert np.allclose(array(change.z), 100 * (array(b.z) - array(a.z)), atol=1e-4)
+    where = "the mean over" if mean else "(the last)"
     assert parts["pair_told"].count(where) == 2
     assert len(parts["pair_along_b"].data[0].x) == len(other.view.mass.ids) + 2
 
 
 def test_of_the_first_token_alone_nothing_is_left_without_the_sink(compared):
     view, other = compared
-    parts = everything(view, choice(at=0, at_b=0, scale=SINKLESS), other)
+    parts = everything(view, choice(at=0, at_b=0, sinkless=True), other)
     assert "– in A, – in B" in parts["pair_told"] and "nan" not in parts["pair_told"]
-    assert "full at 100.0%" in parts["facts"]  # it sees itself
+    assert "gets 100.0%" in parts["facts"]  # it sees itself
 
 
 def test_a_token_is_written_letter_by_letter():
@@ -148,10 +156,10 @@ def test_a_token_is_written_letter_by_letter():
     assert list(curve.layout.xaxis.ticktext) == written
     assert list(curve.data[0].customdata[1:-1]) == written
     assert list(plots_look.written_map(shares, tokens, "sink").layout.xaxis.ticktext) == written
-    bars = plots_look.row_bars(tokens, [0.5, 0.3, 0.2], plots.GROUPS[:3], title="One", entropy=1)
+    bars = plots_look.row_bars(tokens, [0.5, 0.3, 0.2], plots.GROUPS[:3], title="One")
     assert [label.split(". ")[1] for label in bars.data[0].y] == written
     assert "most on <br>" in bars.layout.meta["alt"]
-    along = plots_look.row_along(shares[0], tokens, n_slots=0, title="One")
+    along = plots_look.row_along(shares[0], tokens, plots.GROUPS[1:4], n_slots=0, title="One")
     assert along.data[0].customdata[1] == "&lt;br&gt; (0)"
     assert "most on <br> (0)" in along.layout.meta["alt"]
 
@@ -323,7 +331,7 @@ def test_heads_are_found_over_the_page(client, spec):
         client.predict(rule="most sink", api_name="/look_heads")
     client.predict(
         prompt=TEXT, chat=False, specials=False, n_new=0, held="nothing", group="prompt",
-        seen=ONE, scale=ALL, stretch=False, log=False, api_name="/look",
+        mean=False, sinkless=False, stretch=False, log=False, api_name="/look",
     )  # fmt: skip
     status, figure = client.predict(rule="most sink", api_name="/look_heads")
     assert "done" in status
@@ -369,7 +377,7 @@ def test_a_row_that_is_not_kept_is_read_when_asked_for(spec, view, smaller):
     whole_text = run(looking(spec, TEXT))[-1]
     expected = whole_text.rows.row(1, 2, 2).weights
     assert np.allclose(sorted(bars.data[0].x), np.sort(expected[:3]), atol=1e-3)
-    assert np.allclose(whole.data[0].y[1:-1], expected[:3], atol=1e-3)
+    assert np.allclose(drawn(whole, "y"), expected[:3], atol=1e-3)
     strip = everything(smaller, there, None, found)["tokens"]
     assert np.allclose(strip["weights"][:3], expected[:3], atol=1e-3)
     assert row_figures(smaller, choice(at=1), found) == (None, None)

@@ -68,12 +68,14 @@ def _comparing(
     lengths = [n for n in LENGTHS if n <= longest]
     main = MAIN if asked == KINDS[0] else None  # of each kind one size is followed
     if asked == KINDS[0]:  # one line at once, before anything is solved
+        stop.note("reading a text behind a plain prefix")
         alone = {FOUR[0]: prefixes(lm, [MAIN]).popitem()[1]}
         yield CurvesView(spec, next(measured(lm, prompts, alone, lengths=lengths)))
     stop.note("making what is put in front")
     families = _families(lm, asked, held, longest, stop)
+    stop.note(f"reading {prompts} texts behind each")
     for found in measured(lm, prompts, families, lengths=lengths, main=main):
-        stop.note("reading", found.done)
+        stop.note(f"reading {prompts} texts behind each, {found.done:.0%}", found.done)
         yield CurvesView(spec, found)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import gradio as gr
@@ -13,7 +12,7 @@ from explorer.errors import ExplorerError
 from explorer.session.curves import KINDS, CurvesView, comparing
 from explorer.tradeoff import LENGTHS
 from explorer.ui.controls import shown
-from explorer.ui.file_button import file_button
+from explorer.ui.file_button import file_button, offered
 from explorer.ui.live_plot import LivePlot
 from explorer.ui.page import PRIVATE, STREAM
 
@@ -34,6 +33,16 @@ fourth learn to name the kind of a request. What you train in the place Train is
 “what I made”. The first slot of a prefix that a text left behind takes the place of the sink, and
 most of α is its.</p></details>
 """
+
+
+@dataclass(frozen=True)
+class Axes:
+    """What a visitor draws: which share, against what. Kept, so that a run goes on with it."""
+
+    measure: str
+    along: str
+
+
 ALONG = [("tokens of text", "length"), ("number of slots", "slots")]
 
 
@@ -57,9 +66,9 @@ def curves_panel(page: Page) -> None:
                 label="Share of",
                 min_width=240,
             )
-        with gr.Row():
-            shares = LivePlot(height=380, empty="Shares, once drawn.", elem_id="curves-share")
-            parts = LivePlot(height=380, empty="What is added.", elem_id="curves-part")
+        with gr.Row():  # packed: while they are measured, another choice may make lists shorter
+            shares = LivePlot(packed=True, elem_id="curves-share")
+            parts = LivePlot(packed=True, elem_id="curves-part")
         csv = file_button("CSV", "curves-csv")
 
     @shown
@@ -68,27 +77,30 @@ def curves_panel(page: Page) -> None:
     ):
         """Measure the trade-off on the loaded model."""
         session = page.session(request)
+        page.sessions.keep(session.id, Axes(measure, along))
         work = comparing(
             session.spec, asked, session.held, longest=int(longest), prompts=int(prompts)
         )
         job = page.start(session, work, "Curves")
         for status, view in page.follow(job):
-            yield [status, *([gr.skip()] * 2 if view is None else _drawn(view, measure, along))]
-        if job.item is not None:
-            page.sessions.keep(session.id, job.item)
+            figures = [gr.skip()] * 2
+            if view is not None:
+                figures = _drawn(view, page.sessions.keep(session.id, view).last(Axes))
+            yield [status, *figures]
 
     @shown
     def on_choice(measure: str, along: str, request: gr.Request):
-        view = page.session(request).last(CurvesView)
-        return [gr.skip()] * 2 if view is None else _drawn(view, measure, along)
+        axes = Axes(measure, along)
+        session = page.session(request)
+        view = page.sessions.keep(session.id, axes).last(CurvesView)
+        return [gr.skip()] * 2 if view is None else _drawn(view, axes)
 
     def on_csv(request: gr.Request):
         view = page.session(request).last(CurvesView)
         if view is None:
             raise ExplorerError("There are no curves yet.", "Press Draw first.")
-        path = Path(tempfile.mkdtemp(prefix="curves-")) / "curves.csv"
-        view.found.to_frame().to_csv(path, index=False)
-        return str(path)
+        table = view.found.to_frame()
+        return offered("curves.csv", lambda path: table.to_csv(path, index=False))
 
     figures = [shares, parts]
     draw.click(
@@ -99,12 +111,13 @@ def curves_panel(page: Page) -> None:
         **STREAM,
     )
     chosen = [measure.input, along.input]
-    gr.on(chosen, on_choice, [measure, along], figures, queue=False, **PRIVATE)
+    quick = {**PRIVATE, "queue": False, "trigger_mode": "always_last"}
+    gr.on(chosen, on_choice, [measure, along], figures, **quick)
     csv.makes(on_csv)
 
 
-def _drawn(view: CurvesView, measure: str, along: str) -> list:
+def _drawn(view: CurvesView, axes: Axes) -> list:
     return [
-        plots_tradeoff.tradeoff_chart(view.found, measure, along),
-        plots_tradeoff.tradeoff_chart(view.found, "part", along),
+        plots_tradeoff.tradeoff_chart(view.found, axes.measure, axes.along),
+        plots_tradeoff.tradeoff_chart(view.found, "part", axes.along),
     ]

@@ -49,8 +49,8 @@ class Controls:
     group: gr.Radio
     layer: gr.Dropdown
     head: gr.Dropdown
-    seen: gr.Radio
-    scale: gr.Radio
+    mean: gr.Checkbox
+    sinkless: gr.Checkbox
     stretch: gr.Checkbox
     log: gr.Checkbox
     scores: gr.Checkbox
@@ -174,13 +174,14 @@ def wire_choices(
     def some(*names: str) -> list[Component]:
         return [ui[name] for name in (*names, *PARTS)]
 
-    # Quick, and in need of no place in a queue.
-    quick = {**PRIVATE, "queue": False}
+    # Quick, and in need of no place in a queue. Of clicks that come while one is being drawn the
+    # last one counts; by default Gradio would drop them all.
+    quick = {**PRIVATE, "queue": False, "trigger_mode": "always_last"}
 
     def on(listen: Callable, handler: Callable, *outputs: Component) -> None:
         listen(shown(handler), controls.inputs, list(outputs), **quick)
 
-    of_scale = ("group", "seen", "scale", "stretch", "log", "scores")
+    of_scale = ("group", "mean", "sinkless", "stretch", "log", "scores")
     rescaled = partial(gr.on, [getattr(controls, name).input for name in of_scale])
     on(rescaled, on_scale, *ui.values())
     to_heads = partial(gr.on, [controls.layer.input, controls.head.input])

@@ -7,15 +7,16 @@ drawn when they are opened.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from explorer import plots, plots_look
+from explorer.plots import clipped
 from explorer.session.look_views import LookView, Other, RowsView, Writing, row_of
 from explorer.ui.live_plot import framing
 from explorer.ui.look_view import (
-    SINKLESS,
     Choice,
     along,
     facts,
@@ -23,6 +24,8 @@ from explorer.ui.look_view import (
     head_of,
     labels_of,
     last_of,
+    map_title,
+    nothing_there,
     position,
     seen,
     summary,
@@ -115,14 +118,16 @@ def panel(name: str, view: LookView, choice: Choice, asked: RowsView | None = No
     if name == "heads":
         cells, group = cells_of(view, choice)
         colour = plots.colour_of(group)
-        return {"sorted": plots_look.sorted_heads(cells, f"share on {group}", colour=colour)}
+        figure = plots_look.sorted_heads(cells, f"share on {group}", colour=colour, shares=True)
+        return {"sorted": figure}
     if name == "written":
         drawn = None if view.written is None else writing_figure(view.written, choice.group)
         return {"written": drawn}
     if name == "gates":
         return _gates(view, choice)
     cells, group = cells_of(view, choice)
-    return {"table": table(cells, f"Share of {choice.scale} on {group}")}
+    of = "attention without the sink" if choice.sinkless else "all attention"
+    return {"table": table(cells, f"Share of {of} on {group}")}
 
 
 def cells_of(view: LookView, choice: Choice) -> tuple[np.ndarray, str]:
@@ -143,7 +148,9 @@ def live_map(writing: Writing, choice: Choice):
     """Every head's share on a group, seen from the token that is being written."""
     group = group_of(writing.groups, choice)
     cells = writing.latest[..., writing.groups.index(group)]
-    return plots.share_map(cells, group, log=choice.log)
+    title = map_title(replace(choice, mean=False, sinkless=False), group)
+    top = _top(cells, choice)
+    return plots.share_map(cells, group, top=top, log=choice.log, title=title)
 
 
 def row_figures(view: LookView, choice: Choice, asked: RowsView | None = None):
@@ -156,17 +163,17 @@ def row_figures(view: LookView, choice: Choice, asked: RowsView | None = None):
     row, experts = row_of(view, asked, layer, head, here)
     if row is None:
         return None, None
-    sinkless = choice.scale == SINKLESS
-    row = row.without_sink() if sinkless else row
+    row = row.without_sink() if choice.sinkless else row
     labels = labels_of(view)
     marked = {at: name for name, some in view.marked.items() for at in some}
     end = len(labels) - view.n_generated
+    every = [marked.get(at, "prompt" if at < end else "generated") for at in range(len(labels))]
+    every[0] = "sink"
     names, values, groups = [], [], []
     for where, weight in row.top(TOP):
-        names.append(f"slot {-1 - where}" if where < 0 else f"{labels[where]} ({where})")
+        names.append(f"slot {-1 - where}" if where < 0 else f"{clipped(labels[where])} ({where})")
         values.append(float(row.scores[row.index(where)]) if choice.scores else weight)
-        own = "prefix" if where < 0 else "sink" if where == 0 else ""
-        groups.append(own or marked.get(where) or ("prompt" if where < end else "generated"))
+        groups.append("prefix" if where < 0 else every[where])
     if experts is not None and not choice.scores:
         for slot, weight in enumerate(experts):
             if np.isfinite(weight):
@@ -174,19 +181,18 @@ def row_figures(view: LookView, choice: Choice, asked: RowsView | None = None):
                 values.append(float(weight))
                 groups.append("prefix")
     title = f"Layer {layer}, head {head}, position {here}"
-    of = "share without the sink" if sinkless else "share of attention"
+    of = "share without the sink" if choice.sinkless else "share of attention"
     bars = plots_look.row_bars(
         names,
         values,
         groups,
         title=title,
-        entropy=row.entropy,
         unit="score" if choice.scores else "weight",
         of=of,
     )
     seen_keys = row.weights[: row.n_slots + here + 1]
     whole = plots_look.row_along(
-        seen_keys, labels, n_slots=row.n_slots, title=title, of=of, log=choice.log
+        seen_keys, labels, every, n_slots=row.n_slots, title=title, of=of, log=choice.log
     )
     return bars, whole
 
@@ -205,8 +211,20 @@ def _pair(view: LookView, choice: Choice, other: Other | None, changed: Changed)
 
 def _map(view: LookView, choice: Choice):
     cells, group = cells_of(view, choice)
-    top = max(float(np.nan_to_num(cells).max()), 0.01) if choice.stretch else 1.0
-    return plots.share_map(cells, group, chosen=head_of(view, choice), top=top, log=choice.log)
+    return plots.share_map(
+        cells,
+        group,
+        chosen=head_of(view, choice),
+        top=_top(cells, choice),
+        log=choice.log,
+        title=map_title(choice, group),
+        empty=nothing_there(view, group),
+    )
+
+
+def _top(cells: np.ndarray, choice: Choice) -> float:
+    """The share of full colour."""
+    return max(float(np.nan_to_num(cells).max()), 0.01) if choice.stretch else 1.0
 
 
 def _head(view: LookView, choice: Choice, asked: RowsView | None, whole_strip: bool = False):
@@ -215,6 +233,9 @@ def _head(view: LookView, choice: Choice, asked: RowsView | None, whole_strip: b
     kept = view.mass.positions
     every = labels_of(view)
     weights, most = weights_of(view, choice, asked, window_now(view, choice))
+    row, _ = row_of(view, asked, layer, head, kept[position(view, choice.at)])
+    if row is not None and choice.sinkless:
+        row = row.without_sink()
     return {
         "along": plots.shares_along(
             shares,
@@ -224,7 +245,12 @@ def _head(view: LookView, choice: Choice, asked: RowsView | None, whole_strip: b
             position=kept[position(view, choice.at)],
             positions=kept,
         ),
-        "facts": facts(view, choice, filled=most if weights else None),
+        "facts": facts(
+            view,
+            choice,
+            filled=most if weights else None,
+            spread=None if row is None else row.entropy,
+        ),
         "tokens": _strip(view, choice, asked, whole=whole_strip),
     }
 

@@ -19,18 +19,16 @@ from explorer.ui.file_button import FileButton, file_button
 from explorer.ui.live_plot import LivePlot
 from explorer.ui.look_view import table
 
-CONVENTION = (
-    "<p class='hint'>Gates as this program trains and applies them: tanh(g), one a head; 0 is "
-    "shut. Other programs differ: peft holds the raw g of a layer, litgpt the raw g of a head. "
-    "Beside it, for everything that adds to attention instead of competing in its softmax, how "
-    "large the added part is against the rest, seen from the chosen token. An opening or a size "
-    "is no share of attention, so neither is mixed with the map above.</p>"
-)
-EXPERTS = (
-    "<p class='hint'>Read as a mixture of experts (arXiv 2502.03029, Eq. 10), every token is an "
-    "expert with its weight G; behind a zero-gate every prompt is one more, with tanh(α)·G′. "
-    "Tokens share out 1, prompts share out the opening of their gate.</p>"
-)
+CONVENTION = """
+<p class="hint">Gates as this program trains and applies them: tanh(g), one a head; 0 is shut. Other
+programs differ: peft holds the raw g of a layer, litgpt the raw g of a head. Beside it, for
+everything that adds to attention instead of competing in its softmax, how large the added part is
+against the rest, seen from the chosen token. An opening or a size is no share of attention, so
+neither is mixed with the map above.</p>
+<p class="hint">Read as a mixture of experts (arXiv 2502.03029, Eq. 10), every token is an expert
+with its weight G; behind a zero-gate every prompt is one more, with tanh(g)·G′. Tokens share out 1,
+prompts share out the opening of their gate.</p>
+"""
 NO_ROW = (
     "Press Look. Of a long text only the rows of its last tokens are kept: "
     "“Read this row” asks the model for any other."
@@ -77,14 +75,8 @@ def row_panel() -> RowPanel:
                 "Read this row", size="sm", scale=0, min_width=130, elem_id="look-read"
             )
         with gr.Row():
-            row = LivePlot(height=200, packed=True, empty=NO_ROW, elem_id="look-row")
-            whole = LivePlot(
-                height=300,
-                packed=True,
-                empty="Its weights along the whole text appear here.",
-                elem_id="look-row-along",
-            )
-        gr.HTML(EXPERTS)
+            row = LivePlot(height=60, packed=True, empty=NO_ROW, elem_id="look-row")
+            whole = LivePlot(packed=True, elem_id="look-row-along")
     return RowPanel(panel, scores, read, {"row": row, "row_along": whole})
 
 
@@ -94,7 +86,7 @@ def panels(row: RowPanel) -> Panels:
     with gr.Accordion("Heads: sorted, and found by what they do", open=False) as one:
         accordions["heads"] = one
         parts["sorted"] = LivePlot(
-            height=260, packed=True, empty="All heads, largest share first.", elem_id="look-sorted"
+            height=60, packed=True, empty="All heads, largest share first.", elem_id="look-sorted"
         )
         with gr.Row(elem_classes=["actions"]):
             rule = gr.Dropdown(
@@ -106,7 +98,7 @@ def panels(row: RowPanel) -> Panels:
             )
             find = gr.Button("Find", scale=0, min_width=120, elem_id="look-find")
         found = LivePlot(
-            height=260,
+            height=60,
             packed=True,
             empty="Press Find; click a bar to look at that head.",
             elem_id="look-found",
@@ -114,7 +106,7 @@ def panels(row: RowPanel) -> Panels:
     with gr.Accordion("While it wrote: every layer, token by token", open=False) as one:
         accordions["written"] = one
         parts["written"] = LivePlot(
-            height=260,
+            height=60,
             packed=True,
             empty="Let the model go on for a few tokens, and watch here.",
             elem_id="look-written",
@@ -124,24 +116,14 @@ def panels(row: RowPanel) -> Panels:
         gr.HTML(CONVENTION)
         with gr.Row():
             parts["gates"] = LivePlot(
-                height=260,
+                height=60,
                 packed=True,
-                empty="Put a trained zero-gate adapter in front to see its gates.",
+                empty="Look with a trained zero-gate in front to see its gates; with anything that "
+                "adds to attention, such as PrefixMemory, to see how much it adds.",
                 elem_id="look-gates",
             )
-            parts["ratio"] = LivePlot(
-                height=260,
-                packed=True,
-                empty="Put an adapter in front that adds to attention, "
-                "such as PrefixMemory, to see how much.",
-                elem_id="look-ratio",
-            )
-        parts["gate_bars"] = LivePlot(
-            height=260,
-            packed=True,
-            empty="The gates that are open widest come first.",
-            elem_id="look-bars",
-        )
+            parts["ratio"] = LivePlot(packed=True, elem_id="look-ratio")
+        parts["gate_bars"] = LivePlot(packed=True, elem_id="look-bars")
     with gr.Accordion("Numbers", open=False) as one:
         accordions["numbers"] = one
         with gr.Row(elem_classes=["actions"]):
@@ -154,7 +136,9 @@ def panels(row: RowPanel) -> Panels:
 
 def found_figure(view: HeadsView):
     """Heads that fit a rule, best first."""
-    return plots_look.sorted_heads(view.found.scores, view.found.rule, colour="var(--prompt)")
+    goal = view.found.rule.removeprefix("most ")
+    what = "share by induction" if goal == "induction" else f"share on {goal}"
+    return plots_look.sorted_heads(view.found.scores, what, colour="var(--prompt)", shares=True)
 
 
 def head_named(text: str) -> tuple[int, int] | None:

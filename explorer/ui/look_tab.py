@@ -25,7 +25,7 @@ from explorer.ui.look_actions import held_by, wire_actions
 from explorer.ui.look_choices import Controls, wire_choices
 from explorer.ui.look_drawing import everything, live_map, writing_figure
 from explorer.ui.look_more import panels, positions_in, row_panel
-from explorer.ui.look_view import ALL, MEAN, ONE, SINKLESS, Choice, strongest, written_so_far
+from explorer.ui.look_view import Choice, strongest, written_so_far
 from explorer.ui.page import PRIVATE, STREAM
 from explorer.ui.pair_drawing import pair
 from explorer.ui.pair_panel import NOTHING, pair_panel
@@ -91,16 +91,23 @@ def look_tab(page: Page) -> None:
     ui: dict[str, gr.components.Component] = {}
     ui["summary"] = gr.HTML(WAITING, elem_id="look-summary")
     ui["tokens"] = TokenStrip(elem_id="look-tokens")
+    with gr.Row(elem_id="look-how"):
+        group = gr.Radio(
+            list(plots.GROUPS),
+            value="prompt",
+            label="Colour the map by the share on",
+            min_width=320,
+            elem_id="look-group",
+        )
+        with gr.Column(min_width=320), gr.Row():
+            mean = gr.Checkbox(False, label="Mean over all tokens", min_width=130)
+            sinkless = gr.Checkbox(False, label="Leave out the sink", min_width=130)
+            stretch = gr.Checkbox(True, label="Full colour at the largest share", min_width=130)
+            log = gr.Checkbox(False, label="Colours by the logarithm", min_width=130)
     with gr.Row():
         with gr.Column(scale=5, min_width=320):
-            group = gr.Radio(
-                list(plots.GROUPS),
-                value="prompt",
-                label="Colour the map by the share on",
-                elem_id="look-group",
-            )
             ui["map"] = LivePlot(
-                height=420,
+                height=60,
                 packed=True,
                 empty="The map of all heads appears here. Press Look, or take an example.",
                 elem_id="look-map",
@@ -109,27 +116,8 @@ def look_tab(page: Page) -> None:
             with gr.Row():
                 layer = gr.Dropdown([0], value=0, label="Layer", min_width=90)
                 head = gr.Dropdown([0], value=0, label="Head", min_width=90)
-            ui["along"] = LivePlot(
-                height=300,
-                packed=True,
-                empty="One head along the text appears here: click a cell of the map.",
-                elem_id="look-along",
-            )
+            ui["along"] = LivePlot(packed=True, elem_id="look-along")
             ui["facts"] = gr.HTML(elem_id="look-facts")
-            with gr.Row():
-                seen = gr.Radio([ONE, MEAN], value=ONE, label="Map seen from", min_width=200)
-                scale = gr.Radio(
-                    [ALL, SINKLESS],
-                    value=ALL,
-                    label="Shares of",
-                    info="Without the sink: the rest is scaled so that it sums to 1.",
-                    min_width=200,
-                )
-            with gr.Row(elem_classes=["actions"]):
-                stretch = gr.Checkbox(
-                    False, label="Full colour at the largest share, not at 100 %", min_width=200
-                )
-                log = gr.Checkbox(False, label="Logarithmic scale", min_width=150)
     row = row_panel()
     both = pair_panel()
     more = panels(row)
@@ -149,12 +137,13 @@ def look_tab(page: Page) -> None:
     ui |= more.parts | both.parts
     controls = Controls(
         *(gr.State(-1) for _ in range(2)),
-        *(group, layer, head, seen, scale, stretch, log, more.scores),
+        *(group, layer, head, mean, sinkless, stretch, log, more.scores),
         *(gr.State(-1) for _ in range(2)),
         opened=gr.State(frozenset({"row"})),
     )
     asked = [prompt, chat, specials, n_new, held]
-    inputs = [*asked, group, seen, scale, stretch, log]
+    inputs = [*asked, group, mean, sinkless, stretch, log]
+    kept = [controls.at, layer, head]
     places = (controls.at, controls.first, controls.at_b, controls.first_b)
     outputs = [page.status, *places, layer, head, group, *ui.values()]
 
@@ -172,8 +161,14 @@ def look_tab(page: Page) -> None:
     def placed(parts: dict[str, Any]) -> dict[gr.components.Component, Any]:
         return {ui[name]: part for name, part in parts.items()}
 
-    def followed(session: Session, work: Work, title: str, *drawn) -> Iterator[dict]:
-        """Draw what a job of `looking` or `pairing` yields. drawn: group … log"""
+    def followed(
+        session: Session, work: Work, title: str, *drawn, kept: tuple[int, int, int] | None = None
+    ) -> Iterator[dict]:
+        """Draw what a job of `looking` or `pairing` yields.
+
+        drawn: group … log    kept: position, layer and head to stay at, where they still exist
+        """
+        before = session.last(LookView) if kept else None
         choice, key = Choice(-1, -1, drawn[0], 0, 0, *drawn[1:]), None
         for status, item in page.follow(page.start(session, work, title)):
             news = {page.status: status}
@@ -183,7 +178,7 @@ def look_tab(page: Page) -> None:
                 news |= placed({**live, "written": figure})
             view = item.first if isinstance(item, Other) else item
             if isinstance(view, LookView) and view.key != key:
-                key, (choice, chosen) = view.key, first_choice(view, choice)
+                key, (choice, chosen) = view.key, first_choice(view, choice, before, kept)
                 news |= chosen
                 page.sessions.forget(session.id, RowsView)
                 session = page.sessions.keep(session.id, view)
@@ -193,22 +188,30 @@ def look_tab(page: Page) -> None:
                 news |= placed(pair(view, choice, item))
             yield news
 
-    def first_choice(view: LookView, choice: Choice) -> tuple[Choice, dict]:
-        """Of a new text: the head that looks at the group most, seen from the last token."""
-        groups = view.mass.groups
+    def first_choice(view: LookView, choice: Choice, before: LookView | None, kept):
+        """Of a new text the head that looks at the group most, seen from the last token.
+
+        before, kept: what was seen, and where; the head stays in a model of the same shape, the
+        position in a text that is the same up to it
+        """
+        groups, sizes = view.mass.groups, view.mass.shares.shape[:2]
         choice = replace(choice, group=choice.group if choice.group in groups else "prompt")
-        best = strongest(view, choice)
-        sizes = view.mass.shares.shape[:2]
+        at, best = -1, strongest(view, choice)
+        if before is not None and before.mass.shares.shape[:2] == sizes:
+            at, *best = kept
+            same = view.mass.ids[: at + 1] == before.mass.ids[: at + 1]
+            at = at if same and at < len(view.mass.ids) else -1
         menus = (
             gr.Dropdown(list(range(size)), value=value)
             for size, value in zip(sizes, best, strict=True)
         )
         chosen = {
             **dict.fromkeys(places, -1),
+            controls.at: at,
             **dict(zip((layer, head), menus, strict=True)),
             group: gr.Radio(list(groups), value=choice.group),
         }
-        return replace(choice, layer=best[0], head=best[1]), chosen
+        return replace(choice, at=at, layer=best[0], head=best[1]), chosen
 
     @shown
     def on_look(
@@ -218,8 +221,8 @@ def look_tab(page: Page) -> None:
         n_new: int,
         held: str,
         group: str,
-        seen: str,
-        scale: str,
+        mean: bool,
+        sinkless: bool,
         stretch: bool,
         log: bool,
         request: gr.Request,
@@ -227,10 +230,13 @@ def look_tab(page: Page) -> None:
         """Read a text and see which share of attention goes where."""
         session = page.session(request)
         job = work(session, prompt, chat, specials, n_new, held)
-        yield from followed(session, job, "Looking", group, seen, scale, stretch, log)
+        yield from followed(session, job, "Looking", group, mean, sinkless, stretch, log)
 
     @shown
     def on_pair(
+        at: int,
+        layer: int,
+        head: int,
         prompt_b: str,
         held_b: str,
         prompt: str,
@@ -239,8 +245,8 @@ def look_tab(page: Page) -> None:
         n_new: int,
         held: str,
         group: str,
-        seen: str,
-        scale: str,
+        mean: bool,
+        sinkless: bool,
         stretch: bool,
         log: bool,
         request: gr.Request,
@@ -252,16 +258,19 @@ def look_tab(page: Page) -> None:
             work(session, text, chat, specials, n_new, front)
             for text, front in ((prompt, held), (text_b, held_b))
         )
-        both = pairing(a, b)
-        yield from followed(session, both, "Looking at both", group, seen, scale, stretch, log)
+        drawn = group, mean, sinkless, stretch, log
+        job = pairing(a, b)
+        yield from followed(session, job, "Looking at both", *drawn, kept=(at, layer, head))
 
     @shown
-    def on_mark(name: str, marks: str, request: gr.Request, *values):
+    def on_mark(
+        at: int, layer: int, head: int, name: str, marks: str, request: gr.Request, *values
+    ):
         """Look again, with some tokens as a group of their own."""
         session = page.session(request)
         groups = {(name or "").strip()[:24] or "my words": positions_in(marks)}
-        job = work(session, *values[: len(asked)], groups)
-        yield from followed(session, job, "Looking", *values[len(asked) :])
+        job, drawn = work(session, *values[: len(asked)], groups), values[len(asked) :]
+        yield from followed(session, job, "Looking", *drawn, kept=(at, layer, head))
 
     def example(text: str) -> Callable[..., Iterator[dict]]:
         @shown
@@ -285,9 +294,9 @@ def look_tab(page: Page) -> None:
 
     look.click(on_look, inputs, outputs, api_name="look", **STREAM)
     both.look.click(
-        on_pair, [both.prompt, both.held, *inputs], outputs, api_name="look_pair", **STREAM
+        on_pair, [*kept, both.prompt, both.held, *inputs], outputs, api_name="look_pair", **STREAM
     )
-    mark.click(on_mark, [mark_name, marks, *inputs], outputs, api_name="look_mark", **STREAM)
+    mark.click(on_mark, [*kept, mark_name, marks, *inputs], outputs, api_name="look_mark", **STREAM)
     for button, text in zip(examples, EXAMPLES.values(), strict=True):
         button.click(
             example(text), inputs[1:], [prompt, *outputs], **STREAM, api_visibility="private"

@@ -13,14 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from explorer import plots
+from explorer.plots import literal
 from explorer.session.look_views import LookView, RowsView, Writing, row_of
 from explorer.text import Token
 from explorer.ui.token_strip import WINDOW
-
-ALL = "all attention"
-SINKLESS = "attention without the sink"
-ONE = "the chosen token"
-MEAN = "the mean over all tokens"
 
 
 @dataclass(frozen=True)
@@ -29,7 +25,7 @@ class Choice:
 
     at: a position, -1 for the last    first: the first token of the window that the strip shows
     group: what the map is coloured by    layer, head: one head
-    seen: ONE or MEAN, from where the map is seen    scale: ALL or SINKLESS
+    mean: the map is the mean over all tokens, not seen from one    sinkless: without the sink
     stretch: full colour at the largest share instead of at 100 %
     log: colours by the logarithm    scores: q·k instead of weights in one row
     at_b, first_b: the same for the second state
@@ -41,9 +37,9 @@ class Choice:
     group: str
     layer: int
     head: int
-    seen: str
-    scale: str
-    stretch: bool
+    mean: bool = False
+    sinkless: bool = False
+    stretch: bool = True
     log: bool = False
     scores: bool = False
     at_b: int = -1
@@ -64,10 +60,10 @@ def without_sink(shares: np.ndarray, groups: Sequence[str]) -> tuple[np.ndarray,
 
 
 def scaled(
-    shares: np.ndarray, groups: Sequence[str], scale: str
+    shares: np.ndarray, groups: Sequence[str], sinkless: bool
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Shares of all attention, or of what is left without the sink."""
-    return without_sink(shares, groups) if scale == SINKLESS else (shares, tuple(groups))
+    return without_sink(shares, groups) if sinkless else (shares, tuple(groups))
 
 
 def seen(view: LookView, choice: Choice, at: int | None = None) -> tuple[np.ndarray, tuple]:
@@ -77,17 +73,17 @@ def seen(view: LookView, choice: Choice, at: int | None = None) -> tuple[np.ndar
     mean the sink is taken out after averaging. at: instead of the choice's
     """
     shares = view.mass.shares
-    if choice.seen == MEAN:
+    if choice.mean:
         cells = shares[:, :, min(1, shares.shape[2] - 1) :].mean(2)
     else:
         cells = shares[:, :, position(view, choice.at if at is None else at)]
-    return scaled(cells, view.mass.groups, choice.scale)
+    return scaled(cells, view.mass.groups, choice.sinkless)
 
 
 def along(view: LookView, choice: Choice) -> tuple[np.ndarray, tuple[str, ...]]:
     """The chosen head, seen from every kept position. → (q, n), names of the groups"""
     layer, head = head_of(view, choice)
-    return scaled(view.mass.shares[layer, head], view.mass.groups, choice.scale)
+    return scaled(view.mass.shares[layer, head], view.mass.groups, choice.sinkless)
 
 
 def group_of(groups: Sequence[str], choice: Choice) -> str:
@@ -145,8 +141,8 @@ def last_of(tokens: Sequence[Token], at: int) -> int:
 def place(view: LookView, choice: Choice, at: int | None = None) -> str:
     """From where the map is seen, in words; HTML."""
     kept = view.mass.positions
-    without = " (the sink left out)" if choice.scale == SINKLESS else ""
-    if choice.seen == MEAN and kept[-1] > 0:
+    without = " (the sink left out)" if choice.sinkless else ""
+    if choice.mean and kept[-1] > 0:
         some = "" if len(kept) == kept[-1] + 1 else f" {len(kept) - 1:,} of the"
         return f"the mean over{some} {kept[-1]:,} tokens after the first{without}"
     here = kept[position(view, choice.at if at is None else at)]
@@ -172,6 +168,7 @@ def summary(view: LookView, choice: Choice) -> str:
         f"<span class='key'><i class='{_class(name)}'></i>{html.escape(name)} "
         f"<b>{share:.0%}</b></span>"
         for name, share in named
+        if name != "prefix" or view.n_slots
     )
     cells = shares[:, :, groups.index(group)]
     layer, head = np.unravel_index(int(cells.argmax()), cells.shape)
@@ -180,17 +177,44 @@ def summary(view: LookView, choice: Choice) -> str:
         if cells.max() > 0
         else f"Nothing goes to {html.escape(group)} from here."
     )
-    front = (
-        f"In front: {html.escape(view.held)}."
-        if view.held
-        else "No prefix is in front, so its share is 0."
-    )
     return (
         f"<div class='finding'><p>Seen from {place(view, choice)}, on the mean of "
         f"{int(heads.sum())} heads:</p>"
         f"<div class='shares' aria-hidden='true'>{bar}</div><div class='keys'>{keys}</div>"
-        f"<p class='hint'>{most} {front}</p></div>"
+        f"<p class='hint'>{most} {html.escape(front(view))}</p></div>"
     )
+
+
+def front(view: LookView) -> str:
+    """What is in front and, where it is no prefix, why a prefix has no share."""
+    if not view.held:
+        return "No prefix is in front, so none has a share."
+    if view.n_slots:
+        return f"In front: {view.held}, {view.n_slots} slots in every layer."
+    if view.beside is None:
+        return f"In front: {view.held}. It has no slots to look at, so no prefix has a share."
+    return (
+        f"In front: {view.held}. It adds its part outside of the softmax, so no prefix has a "
+        "share: see “Beside the softmax” below."
+    )
+
+
+def nothing_there(view: LookView, group: str) -> str:
+    """What is written into a map of zeros."""
+    if group == "prefix" and not view.n_slots:
+        return f"{literal(view.held)} has no share" if view.held else "nothing is in front"
+    return f"nothing goes to {literal(group)}"
+
+
+def map_title(choice: Choice, group: str) -> str:
+    """What the map shows, in one line, and what is unusual about it in a second."""
+    told = {
+        "mean over all tokens": choice.mean,
+        "the sink left out": choice.sinkless,
+        "colours by the logarithm": choice.log,
+    }
+    second = ", ".join(name for name, is_so in told.items() if is_so)
+    return f"share on {literal(group)}" + (f"<br>{second}" if second else "")
 
 
 def written_so_far(writing: Writing) -> str:
@@ -201,8 +225,13 @@ def written_so_far(writing: Writing) -> str:
     )
 
 
-def facts(view: LookView, choice: Choice, *, filled: float | None = None) -> str:
-    """The chosen head in numbers, from the chosen token. filled: with what share a chip is full"""
+def facts(
+    view: LookView, choice: Choice, *, filled: float | None = None, spread: float | None = None
+) -> str:
+    """The chosen head in numbers, from the chosen token.
+
+    filled: with what share a chip is full    spread: entropy of the head's row, nats
+    """
     layer, head = head_of(view, choice)
     shares, groups = along(view, choice)
     at = position(view, choice.at)
@@ -212,14 +241,20 @@ def facts(view: LookView, choice: Choice, *, filled: float | None = None) -> str
         if share > 0
     )
     here = view.mass.positions[at]
+    entropy = (
+        f" Its entropy, {spread:.2f} nats, is that of an even look at {np.exp(spread):.1f} tokens."
+        if told and spread is not None
+        else ""
+    )
     chips = (
-        ""
-        if filled is None
-        else f" Tokens above are filled by what this head gives them, full at {filled:.1%}."
+        f" Tokens above are filled by what this head gives them; the fullest, the sink left out, "
+        f"gets {filled:.1%}."
+        if filled is not None
+        else ""
     )
     return (
         f"<p class='hint'>Layer {layer}, head {head}, seen from position {here}, "
-        f"{chip(labels_of(view)[here])}: {told or 'nothing but the sink'}.{chips}</p>"
+        f"{chip(labels_of(view)[here])}: {told or 'nothing but the sink'}.{entropy}{chips}</p>"
     )
 
 
@@ -234,9 +269,10 @@ def table(cells: np.ndarray | None, caption: str) -> str:
         + "</tr>"
         for layer, row in enumerate(cells)
     )
+    told = f"{html.escape(caption)}, in percent: one row a layer, one column a head"
     return (
-        f"<div class='numbers' tabindex='0'><table><caption>{html.escape(caption)}, in percent: "
-        f"one row a layer, one column a head</caption><thead><tr><td></td>{heads}</tr></thead>"
+        f"<p class='hint'>{told}</p><div class='numbers' tabindex='0' role='region' "
+        f"aria-label='{told}'><table><thead><tr><td></td>{heads}</tr></thead>"
         f"<tbody>{rows}</tbody></table></div>"
     )
 

@@ -170,8 +170,9 @@ def _answered(view: ModelView) -> str:
         ("key/value heads", f"{size.n_kv_heads}, of {size.head_dim} numbers each"),
         ("longest text", f"{size.context:,} tokens"),
         ("chat template", "yes" if view.chat else "no: it continues text"),
-        ("loaded in", f"{view.seconds:.1f} s" if view.seconds else "it was here already"),
     ]
+    if view.seconds:
+        more.append(("loaded in", f"{view.seconds:.1f} s"))
     return _card(_title(view.spec), facts, more)
 
 
@@ -188,7 +189,7 @@ def _card(title: str, facts: list[tuple[str, str]], more: list[tuple[str, str]] 
         )
 
     details = (
-        f"<details><summary>What answered</summary><dl>{listed(more)}</dl></details>"
+        f"<details><summary>About this model</summary><dl>{listed(more)}</dl></details>"
         if more
         else ""
     )

@@ -23,6 +23,7 @@ from explorer.ui.look_view import (
     head_of,
     labels_of,
     last_of,
+    map_title,
     place,
     position,
     seen,
@@ -105,11 +106,12 @@ def _maps(view: LookView, choice: Choice, b: LookView, choice_b: Choice) -> dict
     if choice.stretch:
         top = max(float(np.nan_to_num(cells).max()), float(np.nan_to_num(cells_b).max()), 0.01)
     options = dict(chosen=head_of(view, choice), top=top, log=choice.log)
+    title = map_title(choice, group)
     return {
-        "pair_a": plots.share_map(cells, group, title=f"A: share on {group}", **options),
-        "pair_b": plots.share_map(cells_b, group, title=f"B: share on {group}", **options),
+        "pair_a": plots.share_map(cells, group, title=f"A: {title}", **options),
+        "pair_b": plots.share_map(cells_b, group, title=f"B: {title}", **options),
         "pair_change": plots_look.difference_map(
-            cells_b, cells, group, chosen=head_of(view, choice), title="B − A, in points"
+            cells_b, cells, group, chosen=head_of(view, choice), title="B − A, in percentage points"
         ),
     }
 

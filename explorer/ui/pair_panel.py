@@ -54,21 +54,14 @@ def pair_panel() -> PairPanel:
             )
             held = gr.Dropdown([NOTHING], value=NOTHING, label="In front of B", min_width=150)
         with gr.Row(elem_classes=["actions"]):
-            look = gr.Button("Look at both", scale=0, min_width=180, elem_id="pair-go")
+            look = gr.Button("Look at both", scale=0, min_width=150, elem_id="pair-go")
             keep = gr.Button("Keep as B", scale=0, min_width=150, elem_id="pair-keep")
         parts["pair_told"] = gr.HTML(WAITING, elem_id="pair-told")
         parts["pair_tokens"] = TokenStrip(elem_id="pair-tokens")
         with gr.Row():
-            for name, shown in (("a", "A"), ("b", "B"), ("change", "B − A")):
-                parts[f"pair_{name}"] = LivePlot(
-                    height=220, packed=True, empty=f"{shown}, once read.", elem_id=f"pair-{name}"
-                )
+            for name in ("a", "b", "change"):
+                parts[f"pair_{name}"] = LivePlot(packed=True, elem_id=f"pair-{name}")
         with gr.Row():
-            for name, shown in (("a", "A"), ("b", "B")):
-                parts[f"pair_along_{name}"] = LivePlot(
-                    height=220,
-                    packed=True,
-                    empty=f"The chosen head along {shown}.",
-                    elem_id=f"pair-along-{name}",
-                )
+            for name in ("a", "b"):
+                parts[f"pair_along_{name}"] = LivePlot(packed=True, elem_id=f"pair-along-{name}")
     return PairPanel(accordion, prompt, held, look, keep, parts)

@@ -92,7 +92,7 @@ def test_looking_draws_the_map_the_curve_and_the_tokens(visit):
         box = page.locator(f"#{plot} .main-svg").first.bounding_box()
         assert box["height"] > 150
         assert box["width"] > 300
-    assert alt(page, "look-map").startswith("Map of 3 layers by 8 heads: share of attention")
+    assert alt(page, "look-map").startswith("share on prompt: 3 layers by 8 heads. Mean")
     expect(page.locator("#look-tokens button.sink")).to_have_count(1)
     expect(page.locator("#look-tokens")).not_to_contain_text("Ġ")
     expect(page.locator("#look-summary")).to_contain_text("No prefix is in front")
