@@ -20,6 +20,10 @@ Words = Mapping[str, str]
 PREFIX, SINK, PROMPT, OURS = (
     f"var(--{name})" for name in ("prefix", "sink", "prompt", "generated")
 )
+LAST = 1001  # in a legend, after what has no rank
+DECADES = {1.0: "1", 0.1: "0.1", 0.01: "0.01", 0.001: "0.001"} | {
+    10.0**-n: f"10{sign}" for n, sign in ((4, "⁻⁴"), (5, "⁻⁵"), (6, "⁻⁶"))
+}
 
 
 def figure(number: int, result: Result, x: int, y: int) -> go.Figure:
@@ -34,10 +38,13 @@ def figure(number: int, result: Result, x: int, y: int) -> go.Figure:
         hovermode="x unified",
         meta={"alt": words["alt"].format(**known, **more)},
     )
-    drawn.update_layout(margin={**MARGIN, "t": 56, "l": 60, "b": 70 if number == 5 else 44})
-    drawn.update_layout(legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"})
-    drawn.update_xaxes(zeroline=False, showgrid=False, title=words.get("x"))
-    drawn.update_yaxes(title=words.get("y"))
+    drawn.update_layout(margin={**MARGIN, "t": 56, "l": 64, "b": 76 if number == 5 else 44})
+    drawn.update_layout(
+        legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"}
+    )
+    drawn.update_xaxes(zeroline=False, showgrid=False)
+    drawn.update_xaxes(title={"text": words.get("x"), "font": {"size": 12}})
+    drawn.update_yaxes(title={"text": words["y"], "font": {"size": 12}, "standoff": 8})
     return drawn
 
 
@@ -55,10 +62,12 @@ def _shares(drawn: go.Figure, words: Words, known: Result, result: Result) -> No
             text=[f"{v:.0%}" if v >= 0.04 else "" for v in values],
             textposition="inside",
             insidetextanchor="middle",
-            textfont={"color": "white"},
+            textangle=0,
+            constraintext="none",
+            textfont={"color": colour.replace(")", "-ink)"), "size": 11},
             hovertemplate=f"{words[group]}: %{{y:.1%}}<extra></extra>",
         )
-    drawn.update_layout(barmode="stack", bargap=0.25, legend={"traceorder": "normal"})
+    drawn.update_layout(barmode="stack", bargap=0.15)
     drawn.update_layout(shapes=[_frame(labels.index(str(known["slots"])))], uirevision="shares")
     drawn.update_xaxes(type="category")
     drawn.update_yaxes(range=[0, 1], tickformat=".0%")
@@ -68,20 +77,22 @@ def _one_softmax(drawn: go.Figure, words: Words, known: Result, result: Result) 
     """Share against the length of the text: all prefixes faint, the chosen one with its first slot
     and without."""
     lengths, slots = result["lengths"], known["slots"]
-    for curve in result["curves"]:
-        if curve["slots"] not in (1, slots):
-            other = words["other"].format(slots=curve["slots"])
-            drawn.add_scatter(
-                x=lengths,
-                y=curve["behind"],
-                mode="lines",
-                line={"color": PREFIX, "width": 1},
-                opacity=0.35,
-                showlegend=False,
-                hovertemplate=f"{other}: %{{y:.1%}}<extra></extra>",
-            )
+    others = [one for one in result["curves"] if one["slots"] not in (1, slots)]
+    for curve in others:
+        each = words["each"].format(slots=curve["slots"])
+        drawn.add_scatter(
+            x=lengths,
+            y=curve["behind"],
+            name=words["other"],
+            mode="lines",
+            line={"color": PREFIX, "width": 1},
+            opacity=0.35,
+            legendrank=LAST,
+            showlegend=curve is others[0],
+            hovertemplate=f"{each}: %{{y:.1%}}<extra></extra>",
+        )
     curve = of_slots(result["curves"], slots)
-    _band(drawn, lengths, curve["low"], curve["high"], PREFIX)
+    _band(drawn, lengths, curve["low"], curve["high"], PREFIX, words["band"])
     text = [1 - value for value in curve["mean"]]
     for name, values, line in (
         (words["whole"], curve["mean"], {"color": PREFIX, "width": 1.5, "dash": "dot"}),
@@ -115,7 +126,8 @@ def _gate(drawn: go.Figure, words: Words, known: Result, result: Result) -> Resu
         (soft, words["soft"], PREFIX),
         (gate, words["gate"].format(opening=opening), OURS),
     ):
-        _band(drawn, lengths, band["size low"], band["size high"], colour)
+        told = words["band"] if colour == OURS else None
+        _band(drawn, lengths, band["size low"], band["size high"], colour, told)
         drawn.add_scatter(
             x=lengths,
             y=band["size mean"],
@@ -153,7 +165,8 @@ def _memory(drawn: go.Figure, words: Words, known: Result, result: Result) -> No
         )
     drawn.update_layout(uirevision="memory")
     drawn.update_xaxes(range=[0.5, known["head_dim"] + 0.5])
-    drawn.update_yaxes(type="log", exponentformat="power", range=[-6, 0.2])
+    drawn.update_yaxes(type="log", range=[-6, 0.2])
+    drawn.update_yaxes(tickvals=list(DECADES), ticktext=list(DECADES.values()))
 
 
 def _cache(drawn: go.Figure, words: Words, known: Result, result: Result) -> None:  # noqa: ARG001
@@ -181,27 +194,36 @@ _FIGURES = (_shares, _one_softmax, _gate, _memory, _cache)
 
 
 def _band(
-    drawn: go.Figure, lengths: Sequence[int], low: Sequence, high: Sequence, colour: str
+    drawn: go.Figure,
+    lengths: Sequence[int],
+    low: Sequence,
+    high: Sequence,
+    colour: str,
+    name: str | None,
 ) -> None:
-    """Least to largest over the texts."""
-    clear, soft = (colour.replace(")", f"-{ending})") for ending in ("clear", "soft"))
+    """Least to largest over the texts. name: in the legend, where it has one"""
     for values, fill in ((low, None), (high, "tonexty")):
         drawn.add_scatter(
             x=lengths,
             y=values,
             mode="lines",
-            line={"color": clear, "width": 0},
+            line={"color": colour, "width": 0},
             fill=fill,
-            fillcolor=soft,
+            fillcolor=colour.replace(")", "-soft)"),
             hoverinfo="skip",
-            showlegend=False,
+            name=name,
+            legendrank=LAST,
+            showlegend=bool(fill and name),
         )
 
 
 def _along(drawn: go.Figure, lengths: Sequence[int], length: int) -> None:
     """Lengths doubling along the axis, the chosen one marked."""
     drawn.update_xaxes(
-        type="log", tickvals=list(lengths), ticktext=[str(length) for length in lengths]
+        type="log",
+        tickvals=list(lengths),
+        ticktext=[str(length) for length in lengths],
+        tickangle=0,
     )
     drawn.add_vline(x=length, line={"color": "var(--body-text-color)", "width": 1.5})
 

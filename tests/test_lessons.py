@@ -118,7 +118,7 @@ def test_every_question_has_an_answer_wherever_the_sliders_stand(number):
 def test_the_words_use_only_facts_that_exist(number):
     lesson = lessons()[number - 1]
     known = facts(number, result_of(number), 0, 0)
-    for words in (lesson.question, lesson.feedback):
+    for words in (*lesson.text, lesson.question, lesson.feedback, lesson.notes):
         used = {name for _, name, _, _ in string.Formatter().parse(words) if name}
         assert used <= set(known)
     assert all(symbol in equation(lesson) for symbol, _, _ in lesson.symbols)

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from explorer.contenders import ORDER
+
 FOLDER = Path(__file__).parents[2] / "assets" / "lessons"
 RESULTS = FOLDER / "results.json"
 
@@ -25,8 +27,9 @@ Result = Mapping[str, Any]
 class Lesson:
     """One step in words; `{…}` in them are the `facts` of the numbers.
 
-    text: three sentences    question, choices: the prediction    feedback: what the numbers say
-    sliders: their labels    equation: with its symbols in <b class="sym …">
+    text: three thoughts    question, choices: the prediction    feedback: what the numbers say
+    sliders: their labels, {at} being where they stand, out of {count}
+    equation: its lines, with symbols in <b class="sym …">
     symbols: (symbol, class of its colour in the figure, meaning)    paper: where it stands
     figure: what its axes, lines and bars are called, and the finding in words ("alt")
     notes: for teachers    minutes: it takes in class
@@ -39,7 +42,7 @@ class Lesson:
     choices: tuple[str, ...]
     feedback: str
     sliders: tuple[str, ...]
-    equation: str
+    equation: tuple[str, ...]
     symbols: tuple[tuple[str, str, str], ...]
     figure: Mapping[str, str]
     paper: str
@@ -135,12 +138,18 @@ def facts(number: int, result: Result, x: int, y: int) -> dict[str, Any]:
 
 def _prefix(result: Result, slots: int, _: None) -> dict[str, Any]:
     row, plain = of_slots(result["rows"], slots), of_slots(result["rows"], 0)
+    most = result["rows"][-1]
     return {
+        "reads": result["prompt"],
+        "instruction": ORDER,
         "slots": slots,
         **row["shares"],
         "sink_without": plain["shares"]["sink"],
         "next": row["next"][0][0].strip("·"),
         "next_without": plain["next"][0][0].strip("·"),
+        "one": of_slots(result["rows"], 1)["shares"]["prefix"],
+        "most": most["slots"],
+        "all": most["shares"]["prefix"],
     }
 
 
@@ -170,6 +179,7 @@ def _gate(result: Result, opening: float, length: int) -> dict[str, Any]:
         "soft_long": soft["size mean"][at],
         "part_short": gate["mean"][0],
         "part_long": gate["mean"][at],
+        "soft_part_short": soft["mean"][0],
         "soft_part_long": soft["mean"][at],
         "silent": result["silent"],
     }
@@ -177,10 +187,12 @@ def _gate(result: Result, opening: float, length: int) -> dict[str, Any]:
 
 def _memory(result: Result, slots: int, _: None) -> dict[str, Any]:
     both = of_slots(result["spectra"], slots)
+    decay = both["front"]["decay"]  # the axes below rounding are left out
     return {
         "slots": slots,
         "head_dim": result["head_dim"],
         "axes": both["front"]["axes"],
+        "second": decay[1] if len(decay) > 1 else 0.0,
         "poured_axes": both["poured"]["axes"],
         "trained_axes": result["trained"]["axes"],
         "steps": result["steps"],

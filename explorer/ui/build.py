@@ -48,7 +48,8 @@ def build(spec: ModelSpec | None = None, data: Path | None = None) -> gr.Blocks:
             run=gr.BrowserState("", storage_key="prefix-explorer-run", secret="prefix-explorer"),
         )
         gr.HTML(TITLE, elem_id="title")
-        model_bar(page, demo)
+        with gr.Row(elem_id="model-bar"):
+            model_bar(page, demo)
         with gr.Tabs(elem_id="places") as places:
             for name, tab in TABS.items():
                 with gr.Tab(name, id=name.lower()):

@@ -7,7 +7,7 @@ page in that state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import gradio as gr
@@ -17,7 +17,6 @@ from explorer.lessons import Lesson, answer, cached, lessons, result_of, start, 
 from explorer.session.learn import LearnView, measuring
 from explorer.ui.controls import shown
 from explorer.ui.learn_view import (
-    HIDDEN,
     SAY,
     equation,
     feedback,
@@ -40,16 +39,15 @@ def learn_tab(page: Page) -> None:
     first = steps[0]
     result = result_of(1)
     x0, y0 = start(1, result)
-    gr.Markdown(SAY["intro"], elem_classes=["intro"])
     step = gr.Radio(
-        [(f"{one.number} · {one.title}", one.number) for one in steps],
+        [(str(one.number), one.number) for one in steps],
         value=1,
         label=SAY["step"],
         elem_id="learn-step",
     )
-    words = gr.HTML(intro(first), elem_id="learn-text")
-    with gr.Row():
-        with gr.Column(scale=5, min_width=300):
+    with gr.Row(elem_id="learn"):
+        with gr.Column(min_width=300):
+            words = gr.HTML(intro(first, result), elem_id="learn-text")
             x = gr.Slider(
                 **_slider(first, result, 0, x0), elem_id="learn-x", elem_classes=["stops"]
             )
@@ -58,14 +56,11 @@ def learn_tab(page: Page) -> None:
             )
             asked = gr.HTML(question(first, result, x0, y0), elem_id="learn-question")
             guess = gr.Radio(_choices(first), value=None, label=SAY["guess"], elem_id="learn-guess")
-            said = gr.HTML(HIDDEN, elem_id="learn-verdict")
-        with gr.Column(scale=6, min_width=320):
-            figure = LivePlot(
-                height=340,
-                empty=SAY["empty"],
-                elem_id="learn-figure",
-            )
-    told = gr.HTML("", elem_id="learn-feedback")
+            said = gr.HTML("", elem_id="learn-verdict")
+        with gr.Column(min_width=300):
+            figure = LivePlot(empty=SAY["empty"], elem_id="learn-figure")
+            told = gr.HTML("", elem_id="learn-feedback")
+            onward = gr.Button(visible=False, variant="primary", elem_id="learn-next")
     with gr.Accordion(SAY["equation"], open=False, elem_id="learn-equation"):
         formula = gr.HTML(equation(first))
     with gr.Row(elem_classes=["actions"]):
@@ -76,7 +71,7 @@ def learn_tab(page: Page) -> None:
         gr.HTML(notes(steps))
 
     place = [step, x, y, guess]
-    drawn = [asked, said, told, figure, where]
+    drawn = [asked, said, told, figure, onward, where]
     whole = [words, x, y, guess, formula, back, *drawn]
 
     def opened(session: Session, number: int, x: int | None = None, y: int | None = None):
@@ -85,7 +80,7 @@ def learn_tab(page: Page) -> None:
         x, y = (default if one is None else one for one, default in zip((x, y), at, strict=True))
         x, y = _inside(number, result, x, y)
         return [
-            intro(lesson),
+            intro(lesson, result),
             gr.Slider(**_slider(lesson, result, 0, x)),
             gr.Slider(**_slider(lesson, result, 1, y)),
             gr.Radio(_choices(lesson), value=None),
@@ -101,9 +96,10 @@ def learn_tab(page: Page) -> None:
         right = answer(number, result, x, y)
         return [
             question(lesson, result, x, y),
-            HIDDEN if guess is None else verdict(lesson, guess, right),
+            "" if guess is None else verdict(lesson, guess, right),
             "" if guess is None else feedback(lesson, result, x, y),
             None if guess is None else plots_lessons.figure(number, result, x, y),
+            _onward(steps, number) if guess is not None else gr.Button(visible=False),
             source(lesson, number, x, y, cached()["model"], live),
         ]
 
@@ -111,6 +107,11 @@ def learn_tab(page: Page) -> None:
     def on_step(number: int, request: gr.Request):
         """Open a step: its words, its sliders, its question."""
         return opened(page.session(request), number)
+
+    @shown
+    def on_next(number: int, request: gr.Request):
+        number = min(number + 1, len(steps))
+        return [number, *opened(page.session(request), number)]
 
     @shown
     def on_slide(number: int, x: int, y: int, guess: int | None, request: gr.Request):
@@ -154,12 +155,34 @@ def learn_tab(page: Page) -> None:
 
     quick = {**PRIVATE, "queue": False}
     public = {"show_progress": "hidden", "queue": False}
-    step.input(on_step, step, whole, api_name="learn_step", **public)
+    opening = step.input(on_step, step, whole, api_name="learn_step", js=_AWAY, **public)
+    opening.then(None, js=_HERE, **quick)
+    following = onward.click(on_next, step, [step, *whole], js=_AWAY, **quick)
+    following.then(None, js=_HERE, **quick).then(None, js=_TOP, **quick)
     gr.on([x.input, y.input], on_slide, place, [x, y, *drawn], trigger_mode="always_last", **quick)
     guess.input(on_guess, place, drawn, api_name="learn_guess", **public)
     run.click(on_run, step, [page.status, step, *whole], api_name="learn_run", **STREAM)
     back.click(on_back, step, whole, **quick)
     page.demo.load(on_open, None, [step, *whole], **quick)
+
+
+# A guess made while the next step is on its way would be one on the old question.
+_AWAY = "number => { document.querySelector('#learn').dataset.coming = ''; return [number]; }"
+_HERE = "() => { delete document.querySelector('#learn').dataset.coming; }"
+# The button that was pressed is gone: what comes next is in sight and has the focus.
+_TOP = """() => {
+  const text = document.querySelector('#learn-text');
+  text.tabIndex = -1;
+  text.focus({preventScroll: true});
+  document.querySelector('#learn-step').scrollIntoView();
+}"""
+
+
+def _onward(steps: Sequence[Lesson], number: int) -> gr.Button:
+    """To the next step, if there is one."""
+    if number == len(steps):
+        return gr.Button(visible=False)
+    return gr.Button(SAY["next"].format(title=steps[number].title), visible=True)
 
 
 def _live(session: Session, number: int) -> LearnView | None:
@@ -193,7 +216,7 @@ def _slider(lesson: Lesson, result: Mapping[str, Any], which: int, at: int) -> d
         "step": 1,
         "value": at,
         "visible": True,
-        "label": f"{lesson.sliders[which]}: {offered[at]}",
+        "label": lesson.sliders[which].format(at=offered[at], count=len(offered)),
     }
 
 

@@ -6,17 +6,17 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from explorer.lessons import Lesson, facts, phrases
+from explorer.lessons import Lesson, facts, phrases, result_of, start
 from explorer.session.learn import LearnView
 
 SAY = phrases()
-HIDDEN = f"<p class='hint'>{SAY['hidden']}</p>"
 
 
-def intro(lesson: Lesson) -> str:
-    """Title and three sentences."""
-    body = " ".join(html.escape(sentence) for sentence in lesson.text)
-    return f"<div class='lesson'><h2>{html.escape(lesson.title)}</h2><p>{body}</p></div>"
+def intro(lesson: Lesson, result: Mapping[str, Any]) -> str:
+    """Title and three thoughts."""
+    body = _filled(" ".join(lesson.text), lesson, result, *start(lesson.number, result))
+    title = f"{lesson.number} · {html.escape(lesson.title)}"
+    return f"<div class='lesson'><h2>{title}</h2><p>{body}</p></div>"
 
 
 def question(lesson: Lesson, result: Mapping[str, Any], x: int, y: int) -> str:
@@ -39,13 +39,14 @@ def feedback(lesson: Lesson, result: Mapping[str, Any], x: int, y: int) -> str:
 
 
 def equation(lesson: Lesson) -> str:
-    """The equation, and each symbol in its colour of the figure."""
+    """The equation line by line, and each symbol in its colour of the figure."""
+    lines = "".join(f"<p>{line}</p>" for line in lesson.equation)
     rows = "".join(
         f"<tr><th scope='row'><b class='sym {colour}'>{html.escape(symbol)}</b></th>"
         f"<td>{html.escape(meaning)}</td></tr>"
         for symbol, colour, meaning in lesson.symbols
     )
-    return f"<div class='equation'><p>{lesson.equation}</p><table>{rows}</table></div>"
+    return f"<div class='equation'>{lines}<table>{rows}</table></div>"
 
 
 def source(lesson: Lesson, number: int, x: int, y: int, model: str, live: LearnView | None) -> str:
@@ -62,9 +63,14 @@ def source(lesson: Lesson, number: int, x: int, y: int, model: str, live: LearnV
 
 def notes(steps: Sequence[Lesson]) -> str:
     """For teachers: what to do with each step, and how long it takes."""
+
+    def told(one: Lesson) -> str:
+        kept = result_of(one.number)
+        return _filled(one.notes, one, kept, *start(one.number, kept))
+
     body = "".join(
         f"<li><b>{html.escape(one.title)}</b> ({SAY['minutes'].format(minutes=one.minutes)}). "
-        f"{html.escape(one.notes)}</li>"
+        f"{told(one)}</li>"
         for one in steps
     )
     whole = SAY["whole"].format(minutes=sum(one.minutes for one in steps))

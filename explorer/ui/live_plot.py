@@ -84,9 +84,13 @@ function draw() {
     layout[key] = {gridcolor: faint, zerolinecolor: faint, linecolor: faint, ...layout[key]};
   for (const axis of Object.values(layout)) {  // labels that would overlap: every second, third…
     if (!axis || !Array.isArray(axis.tickvals) || !axis.ticktext) continue;
-    const step = Math.ceil(axis.ticktext.length * 15 / Math.max(60, element.clientWidth - 70));
-    axis.ticktext = axis.ticktext.filter((_, i) => i % step === 0);
-    axis.tickvals = axis.tickvals.filter((_, i) => i % step === 0);
+    const count = axis.ticktext.length;
+    const longest = Math.max(...axis.ticktext.map(text => `${text}`.length));
+    const each = axis.tickangle === 0 ? 8 + 7 * longest : 15;  // lying, or turned upright
+    const step = Math.ceil(count * each / Math.max(60, element.clientWidth - 70));
+    const kept = (_, i) => (count - 1 - i) % step === 0;  // the last is always there
+    axis.ticktext = axis.ticktext.filter(kept);
+    axis.tickvals = axis.tickvals.filter(kept);
   }
   if (layout.height) div.style.height = layout.height + 'px';
   const alt = (layout.meta || {}).alt;
@@ -150,7 +154,7 @@ class LivePlot(gr.HTML):
         self,
         value: go.Figure | None = None,
         *,
-        height: int = 340,
+        height: int = 340,  # noqa: ARG002
         empty: str = "",
         packed: bool = False,
         mark: dict[str, Any] | None = None,
@@ -161,10 +165,7 @@ class LivePlot(gr.HTML):
             value=value,
             # Written out, not taken from props: a figure that is set while its accordion is closed
             # would be all the props there are when it opens.
-            html_template=(
-                '<div class="plot"></div>'
-                f'<div class="empty" style="min-height:{height}px">{empty}</div>'
-            ),
+            html_template=(f'<div class="plot"></div><div class="empty">{empty}</div>'),
             css_template=".plot {width:100%; display:none}",
             js_on_load=_SCRIPT,
             head=f'<script src="gradio_api/file={PLOTLY_JS.as_posix()}"></script>',

@@ -33,7 +33,7 @@ def test_a_lesson_runs_by_keyboard_alone(visit, number):
     for _ in range(number - 1):  # every choice is a stop of its own in Gradio's radio
         page.keyboard.press("Tab")
     page.keyboard.press("Space")
-    expect(page.locator("#learn-text h2")).to_have_text(lesson.title)
+    expect(page.locator("#learn-text h2")).to_have_text(f"{number} · {lesson.title}")
     expect(page.locator("#learn-figure")).to_contain_text("first guess")
     press_until(page, "Tab", "#learn-x")
     before = page.locator("#learn-question").inner_text()
@@ -50,12 +50,39 @@ def test_a_lesson_runs_by_keyboard_alone(visit, number):
     assert ("Yes" in said) == (right == lesson.choices[0])
     assert "Yes" in said or right in said
     assert re.search(r"\d", alt(page, "learn-figure"))
+    if number == len(lessons()):
+        expect(page.locator("#learn-next")).to_be_hidden()
+        return
+    press_until(page, "Tab", "#learn-next")
+    page.keyboard.press("Enter")
+    expect(page.locator("#learn-text h2")).to_have_text(f"{number + 1} · {lessons()[number].title}")
+    expect(page.locator("#learn-text")).to_be_focused()
+    expect(page.locator("#learn-step")).to_be_in_viewport()
+
+
+def test_no_guess_is_made_while_the_next_step_is_on_its_way(visit):
+    page = visit()
+    open_learn(page)
+    held = []
+    page.route("**/gradio_api/run/**", held.append)
+    page.route("**/gradio_api/queue/join*", held.append)
+    page.locator("#learn-step input").nth(1).check()
+    expect(page.locator("#learn-guess")).to_be_hidden()
+    for _ in range(50):
+        if held:
+            break
+        page.wait_for_timeout(100)
+    for route in held:
+        route.continue_()
+    page.unroute_all()
+    expect(page.locator("#learn-guess")).to_be_visible()
+    expect(page.locator("#learn-guess")).to_contain_text(lessons()[1].choices[0])
 
 
 def test_an_address_opens_a_lesson_in_its_state(visit, url):
     page = visit()
     page.goto(f"{url}?lesson=2&x=4&y=0")
-    expect(page.locator("#learn-text h2")).to_have_text(lessons()[1].title)
+    expect(page.locator("#learn-text h2")).to_have_text(f"2 · {lessons()[1].title}")
     expect(page.locator("#learn-question")).to_contain_text("32 slots against a text of 8 tokens")
     page.locator("#learn-guess input").last.check()
     expect(page.locator("#learn-verdict .verdict")).to_be_visible()
@@ -66,7 +93,7 @@ def test_an_address_opens_a_lesson_in_its_state(visit, url):
 def test_an_address_with_nonsense_opens_the_page(visit, url):
     page = visit()
     page.goto(f"{url}?lesson=99&x=-1&y=abc")
-    expect(page.locator("#learn-text h2")).to_have_text(lessons()[4].title)
+    expect(page.locator("#learn-text h2")).to_have_text(f"5 · {lessons()[4].title}")
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -75,7 +102,8 @@ def test_a_phone_shows_a_lesson_without_scrolling_sideways(visit, theme):
     open_learn(page)
     for number in range(5):
         page.locator("#learn-step input").nth(number).check()
-        expect(page.locator("#learn-text h2")).to_have_text(lessons()[number].title)
+        title = f"{number + 1} · {lessons()[number].title}"
+        expect(page.locator("#learn-text h2")).to_have_text(title)
         page.locator("#learn-guess input").first.check()
         expect(page.locator("#learn-figure .main-svg").first).to_be_visible()
         page.wait_for_function("document.documentElement.scrollWidth <= 390")
