@@ -9,6 +9,7 @@ from explorer import models
 from explorer.forcing import force
 from explorer.lm import ModelSpec
 from explorer.ui.build import build
+from explorer.ui.proof_card import percent
 from tests.tiny import tiny_checkpoint
 
 TARGET, PROMPT = "the red fish ate snow .", "where is the cat ?"
@@ -66,7 +67,7 @@ def test_the_page_forces_what_python_forces(client, checkpoint):
         assert numbers[name] == pytest.approx(getattr(ours.proof, name), rel=1e-3, abs=1e-9), name
 
     tried = client.predict(others="a dog ran\nthe moon", api_name="/force_try")[1]
-    assert "2 of 2 forced" in tried
+    assert "2 of 2 forced" in tried and "First wrong token" not in tried
     assert "no say" in client.predict(api_name="/force_examine")[1]
 
     saved = file["value"] if isinstance(file, dict) else file
@@ -76,7 +77,7 @@ def test_the_page_forces_what_python_forces(client, checkpoint):
 
 
 def test_what_a_source_says_is_forced_by_the_papers_keys_or_not_called_so(client):
-    *_, numbers, _ = ask(
+    *_, card, numbers, _ = ask(
         client,
         "a dog sat on the",
         "no fish in the",
@@ -84,6 +85,13 @@ def test_what_a_source_says_is_forced_by_the_papers_keys_or_not_called_so(client
         keys="aligned",
     )
     assert numbers["forced"] == (numbers["first_miss"] is None)
+    assert "What it says after “a dog sat on the”" in card and "Sharpness" not in card
+
+
+def test_a_number_is_written_as_people_read_it():
+    parts = (1.0, 0.997557, 0.0106, 0.0005, 6.37e-7, 0.0)
+    written = ["100.00 %", "99.76 %", "1.06 %", "0.050 %", "less than 0.001 %", "0.00 %"]
+    assert [percent(part) for part in parts] == written
 
 
 @pytest.mark.parametrize(
@@ -91,6 +99,7 @@ def test_what_a_source_says_is_forced_by_the_papers_keys_or_not_called_so(client
     [
         ({"target": ""}, "target is empty"),
         ({"prompt": " "}, "prompt is empty"),
+        ({"margin": "much"}, "“much” is not a number"),
         ({"target": "the " * 300}, "this model reads"),
         ({"prompt": "the " * 300}, "the limit here is"),
     ],

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
-from tempfile import mkdtemp
 from typing import TYPE_CHECKING, get_args
 
 import gradio as gr
@@ -15,8 +13,9 @@ from explorer.methods.attention_matching import Keys
 from explorer.session import Held
 from explorer.session.force import ForceView, examining, forcing, opening, trying
 from explorer.ui.controls import shown
+from explorer.ui.file_button import offered
 from explorer.ui.page import PRIVATE, STREAM
-from explorer.ui.proof_card import EMPTY, card, said, signs_card, trials_table
+from explorer.ui.proof_card import BUSY, EMPTY, IDLE, card, said, signs_card, trials_table
 
 if TYPE_CHECKING:
     from explorer.jobs import Work
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from explorer.ui.page import Page
 
 TEXT, SOURCE = "this text", "what it says after another prompt"
+LABELS = {TEXT: "Text to say", SOURCE: "The other prompt"}
 HELD = "solved prefix"
 
 INTRO = """
@@ -63,13 +63,14 @@ OTHERS = "Who are you?\nWrite a poem about rain.\nHow do I bake bread?"
 
 def force_tab(page: Page) -> None:
     first = EXAMPLES["Whatever you ask"]
+    blank = _columns(("", ""), IDLE)
     gr.Markdown(INTRO, elem_classes=["intro"])
     with gr.Row():
         with gr.Column(scale=1, min_width=300):
             mode = gr.Radio([TEXT, SOURCE], value=first[0], label="The model shall say")
             wanted = gr.Textbox(
                 first[1],
-                label="Text to say, or the other prompt",
+                label=LABELS[first[0]],
                 lines=3,
                 max_lines=10,
                 elem_id="force-target",
@@ -93,25 +94,30 @@ def force_tab(page: Page) -> None:
                 min_width=220,
             )
             tokens = gr.Slider(
-                1, 64, 10, step=1, label="Tokens", info="To say after the other prompt."
+                1,
+                64,
+                10,
+                step=1,
+                label="Tokens",
+                info="So much of what it says after the other prompt.",
+                visible=first[0] == SOURCE,
             )
             specials = gr.Checkbox(False, label="Control tokens such as <|im_end|> in texts count")
         with gr.Row():
-            margin = gr.Number(
-                None,
+            margin = gr.Textbox(  # an empty gr.Number reads 0, which is another wish
                 label="Margin (logits)",
-                info="By how much each token must lead. Empty: chosen by precision.",
-                minimum=0,
+                info="By how much each token must lead.",
+                placeholder="automatic: by precision",
             )
             layers = gr.Slider(
                 1, 32, 4, step=1, label="Layers repaired", info="Of the last, at first."
             )
             steps = gr.Slider(10, 1000, 300, step=10, label="Repair steps at most")
-        with gr.Row():
+        with gr.Row(visible=False) as of_aligned:
             attn_lim = gr.Number(
                 Request.attn_lim,
                 label="attn_lim",
-                info="aligned keys: own logit; the paper's GPT-2: 20.",
+                info="A query's logit at its own slot; the paper's GPT-2: 20.",
             )
             repeat = gr.Slider(
                 1,
@@ -119,7 +125,7 @@ def force_tab(page: Page) -> None:
                 1,
                 step=1,
                 label="Repetition r",
-                info="aligned keys: how often a slot counts; the paper: 1 to 90.",
+                info="How often a slot counts; the paper: 1 to 90.",
             )
         with gr.Row():
             go_on = gr.Slider(
@@ -128,7 +134,7 @@ def force_tab(page: Page) -> None:
                 0,
                 step=1,
                 label="Let it go on",
-                info="Tokens after the last, without prefix.",
+                info="By so many tokens, without the prefix.",
             )
             temperature = gr.Slider(
                 0,
@@ -147,9 +153,9 @@ def force_tab(page: Page) -> None:
         ]
     with gr.Row():
         with gr.Column(min_width=260):
-            without = gr.HTML(said("Without the prefix", ""), elem_id="force-without")
+            without = gr.HTML(blank[0], elem_id="force-without")
         with gr.Column(min_width=260):
-            with_it = gr.HTML(said("With the prefix", ""), elem_id="force-with")
+            with_it = gr.HTML(blank[1], elem_id="force-with")
     proof = gr.HTML(EMPTY, elem_id="force-proof")
     file = gr.File(visible=False, label="The prefix with its proof (safetensors)", height=80)
     with gr.Accordion("More prompts, the same prefix", open=False):
@@ -181,7 +187,7 @@ def force_tab(page: Page) -> None:
     inputs += [attn_lim, repeat, others, go_on, temperature, top_p]
     outputs = [page.status, without, with_it, proof, numbers, file]
 
-    @shown
+    @page.told("Forcing")
     def on_force(
         mode: str,
         wanted: str,
@@ -190,7 +196,7 @@ def force_tab(page: Page) -> None:
         specials: bool,
         keys: str,
         tokens: int,
-        margin: float | None,
+        margin: str | None,
         layers: int,
         steps: int,
         attn_lim: float | None,
@@ -212,7 +218,7 @@ def force_tab(page: Page) -> None:
             keys=keys,
             attn_lim=Request.attn_lim if attn_lim is None else float(attn_lim),
             repeat=int(repeat),
-            margin=margin,
+            margin=_number(margin),
             layers=int(layers),
             steps=int(steps),
             go_on=int(go_on),
@@ -224,6 +230,16 @@ def force_tab(page: Page) -> None:
         session = page.session(request)
         yield from _followed(page, session, forcing(session.spec, asked))
 
+    mode.change(
+        lambda mode: (gr.Textbox(label=LABELS[mode]), gr.Slider(visible=mode == SOURCE)),
+        mode,
+        [wanted, tokens],
+        queue=False,
+        **PRIVATE,
+    )
+    keys.change(
+        lambda keys: gr.Row(visible=keys == "aligned"), keys, of_aligned, queue=False, **PRIVATE
+    )
     force.click(on_force, inputs, outputs, api_name="force", **STREAM)
 
     for button, name in zip(examples, EXAMPLES, strict=True):
@@ -250,7 +266,7 @@ def force_tab(page: Page) -> None:
             **STREAM,
         )
 
-    @shown
+    @page.told("Forcing")
     def on_open(path: str | None, request: gr.Request):
         """Open a saved prefix and replay it on the prompt it was made for."""
         if not path:
@@ -262,10 +278,10 @@ def force_tab(page: Page) -> None:
 
     # What has been found about another prefix does not stay beside the new one.
     anew = [force.click, open_it.click, *(button.click for button in examples)]
-    blank = (trials_table(()), signs_card(None))
-    gr.on(anew, lambda: blank, None, [table, traces], queue=False, **PRIVATE)
+    unfound = (trials_table(()), signs_card(None))
+    gr.on(anew, lambda: unfound, None, [table, traces], queue=False, **PRIVATE)
 
-    @shown
+    @page.told("Trying")
     def on_try(others: str, request: gr.Request):
         """Replay the solved prefix on further prompts."""
         session = page.session(request)
@@ -281,7 +297,7 @@ def force_tab(page: Page) -> None:
 
     try_all.click(on_try, [others], [page.status, table], api_name="force_try", **STREAM)
 
-    @shown
+    @page.told("Examining")
     def on_examine(request: gr.Request):
         """Measure the traces of the solved prefix."""
         session = page.session(request)
@@ -295,6 +311,16 @@ def force_tab(page: Page) -> None:
     examine.click(on_examine, None, [page.status, traces], api_name="force_examine", **STREAM)
 
 
+def _number(text: str | None) -> float | None:
+    """The margin that was written; None if there is none."""
+    try:
+        return float(text) if text and text.strip() else None
+    except ValueError as error:
+        raise ExplorerError(
+            f"The margin “{text}” is not a number.", "Leave it empty, or write 2."
+        ) from error
+
+
 def _lines(text: str | None) -> list[str]:
     return [line.strip() for line in (text or "").splitlines() if line.strip()]
 
@@ -303,15 +329,12 @@ def _followed(page: Page, session: Session, work: Work):
     """Submit and relay; what is shown is built from the newest stage alone."""
     job = page.start(session, work, "Forcing")
     nothing = gr.File(None, visible=False)
-    blank = [said("Without the prefix", ""), said("With the prefix", "")]
-    yield [gr.skip(), *blank, EMPTY, None, nothing]
+    texts = ("", "")
+    yield [gr.skip(), *_columns(texts, BUSY), EMPTY, None, nothing]
     for status, item in page.follow(job):
         if isinstance(item, Stage):
-            columns = [
-                said("Without the prefix", item.without),
-                said("With the prefix", item.with_prefix),
-            ]
-            yield [status, *columns, *[gr.skip()] * 3]
+            texts = item.without, item.with_prefix
+            yield [status, *_columns(texts, BUSY), *[gr.skip()] * 3]
         elif isinstance(item, ForceView):
             page.sessions.keep(session.id, item)
             forced = item.forced
@@ -321,8 +344,15 @@ def _followed(page: Page, session: Session, work: Work):
                 said("Without the prefix", forced.plain_text),
                 said("With the prefix", forced.text, forced.after, good=forced.proof.forced),
             ]
-            kept = forced.save(Path(mkdtemp(prefix="prefix-explorer-")) / "forced.safetensors")
-            offered = gr.File(str(kept), visible=True)
-            yield [status, *columns, card(forced), asdict(forced.proof), offered]
+            saved = gr.File(offered("forced.safetensors", forced.save), visible=True)
+            yield [status, *columns, card(forced), asdict(forced.proof), saved]
+        elif job.state in ("stopped", "failed"):
+            yield [status, *_columns(texts, IDLE), *[gr.skip()] * 3]
         else:
             yield [status, *[gr.skip()] * 5]
+
+
+def _columns(texts: tuple[str, str], state: str) -> list[str]:
+    """Without and with the prefix, as far as they have come."""
+    titles = ("Without the prefix", "With the prefix")
+    return [said(title, text, state=state) for title, text in zip(titles, texts, strict=True)]

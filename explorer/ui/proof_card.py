@@ -15,9 +15,18 @@ EMPTY = (
 )
 
 
-def said(title: str, text: str, after: str = "", *, good: bool | None = None) -> str:
-    """One of the two columns. after: what was written later    good: mark it as proved"""
-    body = html.escape(text) if text else "<span class='faint'>…</span>"
+IDLE, BUSY = "not run yet", "on its way"
+
+
+def said(
+    title: str, text: str, after: str = "", *, state: str = IDLE, good: bool | None = None
+) -> str:
+    """One of the two columns.
+
+    after: what was written later    state: why there is no text    good: mark it as proved
+    """
+    shown = html.escape(text.removeprefix(" "))
+    body = shown if text else f"<span class='faint'>{state}</span>"
     if after:
         body += f"<span class='faint'>{html.escape(after)}</span>"
     mark = " good" if good else ""
@@ -25,17 +34,12 @@ def said(title: str, text: str, after: str = "", *, good: bool | None = None) ->
 
 
 def card(forced: ForcedPrefix) -> str:
-    """Verdict and numbers."""
+    """Verdict and the three numbers that matter, the rest on demand."""
     proof = forced.proof
-    rows = "".join(
-        f"<tr><th scope='row'>{name}</th><td class='{_JUDGED[good]}'>{value}</td>"
-        f"<td class='hint'>{meaning}</td></tr>"
-        for name, value, good, meaning in _numbers(forced)
-    )
     if proof.forced:
         verdict = (
-            f"<p class='verdict good'>✓ Forced. Decoding freely, the model said all "
-            f"{len(forced.target)} tokens.</p>"
+            f"<p class='verdict good'>✓ Forced. Taking its likeliest token at every step, the "
+            f"model said all {len(forced.target)} tokens.</p>"
         )
     else:
         miss = proof.first_miss
@@ -53,14 +57,34 @@ def card(forced: ForcedPrefix) -> str:
             f"{forced.request.temperature:g}: {'the same text' if same else 'another text'}"
             f"{'' if same else ', “' + html.escape(forced.sampled) + '”'}.</p>"
         )
-    return f"<div class='proof'>{verdict}{sampled}<table>{rows}</table></div>"
+    source = ""
+    if forced.request.source is not None:
+        source = (
+            f"<p>What it says after “{html.escape(forced.request.source)}”: "
+            f"<b>{html.escape(forced.target_text)}</b></p>"
+        )
+    return (
+        f"<div class='proof'>{verdict}{source}{sampled}<table>{_rows(_numbers(forced))}</table>"
+        f"<details><summary>For experts</summary><table>{_rows(_details(forced))}</table></details>"
+        "</div>"
+    )
 
 
-def _numbers(forced: ForcedPrefix) -> list[tuple[str, str, bool | None, str]]:
-    """(name, value, whether that is good or neither, what it means)"""
-    proof, solved = forced.proof, forced.solved
+# (name, value, whether that is good or neither, what it means)
+Number = tuple[str, str, bool | None, str]
+
+
+def _rows(numbers: Sequence[Number]) -> str:
+    return "".join(
+        f"<tr><th scope='row'>{name}</th><td class='{_JUDGED[good]}'>{value}</td>"
+        f"<td class='hint'>{meaning}</td></tr>"
+        for name, value, good, meaning in numbers
+    )
+
+
+def _numbers(forced: ForcedPrefix) -> list[Number]:
+    proof = forced.proof
     slots = "slot" if proof.slots == 1 else "slots"
-    seconds = proof.seconds
     return [
         (
             "Smallest lead",
@@ -69,17 +93,31 @@ def _numbers(forced: ForcedPrefix) -> list[tuple[str, str, bool | None, str]]:
             "of the chosen token over the runner-up, at the closest step; near 0, rounding decides",
         ),
         (
-            "Chance when sampled",
-            f"{100 * proof.probability:.3g} %",
-            None,
-            "that sampling at temperature 1 says the whole text; raise the margin to raise it",
-        ),
-        (
             "Coverage",
-            f"{100 * proof.coverage:.4f} %",
+            percent(proof.coverage),
             proof.coverage > 0.99,
             "1 − the largest share of attention any head left to your prompt; 100 % means that the "
             "prompt is not read at all",
+        ),
+        (
+            "Prefix",
+            f"{proof.slots} {slots} a head, {_size(proof.n_bytes)}",
+            None,
+            "(query heads per key/value head) × (steps); the price of saying this text",
+        ),
+    ]
+
+
+def _details(forced: ForcedPrefix) -> list[Number]:
+    proof, solved = forced.proof, forced.solved
+    seconds = proof.seconds
+    numbers = [
+        (
+            "Chance when sampled",
+            percent(proof.probability),
+            None,
+            "that a throw of dice at every step (temperature 1) says the whole text: rare, for "
+            "each token need only be the likeliest; a larger margin raises it",
         ),
         (
             "Condition",
@@ -94,12 +132,6 @@ def _numbers(forced: ForcedPrefix) -> list[tuple[str, str, bool | None, str]]:
             "largest error of S·V against O, relative to O, or a bound on it",
         ),
         (
-            "Prefix",
-            f"{proof.slots} {slots} a head, {_size(proof.n_bytes)}",
-            None,
-            "(query heads per key/value head) × (steps); the price of saying this text",
-        ),
-        (
             "Repair",
             f"{proof.repairs} steps, {proof.repaired_layers} layers",
             None,
@@ -112,14 +144,25 @@ def _numbers(forced: ForcedPrefix) -> list[tuple[str, str, bool | None, str]]:
             None,
             "finding the trajectory, solving, replaying",
         ),
-        (
-            "Sharpness c",
-            f"{solved.scale[0]:.3g} to {solved.scale[1]:.3g}",
-            None,
-            "per head, from its closest pair of queries, so that the own slot leads by 30 nats "
-            "(kernel), or own logit (whitened); 0 for aligned keys",
-        ),
     ]
+    if forced.request.keys != "aligned":
+        numbers.append(
+            (
+                "Sharpness c",
+                f"{solved.scale[0]:.3g} to {solved.scale[1]:.3g}",
+                None,
+                "per head, from its closest pair of queries, so that the own slot leads by 30 nats "
+                "(kernel), or own logit (whitened)",
+            )
+        )
+    return numbers
+
+
+def percent(part: float) -> str:
+    """A part of the whole as a percentage that people can read."""
+    if 0 < part < 1e-5:
+        return "less than 0.001 %"
+    return f"{100 * part:.3f} %" if 0 < part < 1e-3 else f"{100 * part:.2f} %"
 
 
 def _size(n_bytes: int) -> str:
@@ -138,7 +181,7 @@ def signs_card(signs: Signs | None) -> str:
     rows = [
         (
             "Share on the prefix",
-            f"{100 * signs.covered:.2f} %",
+            percent(signs.covered),
             "in the head that gives it least; a prefix read from a text leaves some heads 90 % "
             "to the prompt",
         ),
@@ -167,16 +210,28 @@ def trials_table(trials: Sequence[Trial]) -> str:
     if not trials:
         return "<div class='empty'>One line for each prompt appears here.</div>"
     held = sum(trial.forced for trial in trials)
-    named = ("Forced", "Prompt", "Said", "First miss", "Smallest lead", "Coverage")
-    heads = "".join(f"<th scope='col'>{name}</th>" for name in named)
+    lines = [_cells(trial, missed=held < len(trials)) for trial in trials]
+    heads = "".join(f"<th scope='col'>{name}</th>" for name in lines[0])
     rows = "".join(
-        f"<tr><td class='{'good' if t.forced else 'bad'}'>{'✓' if t.forced else '✗'}</td>"
-        f"<td>{html.escape(t.prompt)}</td><td>{html.escape(t.said)}</td>"
-        f"<td>{'' if t.first_miss is None else t.first_miss + 1}</td>"
-        f"<td>{t.gap:.2f}</td><td>{100 * t.coverage:.3f} %</td></tr>"
-        for t in trials
+        f"<tr><td class='{'good' if trial.forced else 'bad'}'>{'✓' if trial.forced else '✗'}</td>"
+        + "".join(f"<td data-name='{name}'>{value}</td>" for name, value in cells.items())
+        + "</tr>"
+        for trial, cells in zip(trials, lines, strict=True)
     )
     return (
         f"<div class='scroll'><table class='trials'><caption>{held} of {len(trials)} forced"
-        f"</caption><tr>{heads}</tr>{rows}</table></div>"
+        "</caption><thead><tr><th scope='col'>Forced</th>"
+        f"{heads}</tr></thead><tbody>{rows}</tbody></table></div>"
     )
+
+
+def _cells(trial: Trial, *, missed: bool) -> dict[str, str]:
+    """One line, by its columns. missed: whether any of the lines has a wrong token"""
+    first = "" if trial.first_miss is None else str(trial.first_miss + 1)
+    return {
+        "Prompt": html.escape(trial.prompt),
+        "Said": html.escape(trial.said.removeprefix(" ")),
+        **({"First wrong token": first} if missed else {}),
+        "Smallest lead": f"{trial.gap:.2f} logits",
+        "Coverage": percent(trial.coverage),
+    }
