@@ -82,7 +82,7 @@ def python(lm, path, texts, **options):
     for text in texts:
         *_, answer = chat(lm, text, turns, adapter=adapter, **options)
         turns = answer.turns
-    return [turn.text.strip() or "∅" for turn in turns], answer
+    return [turn.text.strip() or "(said nothing)" for turn in turns], answer
 
 
 def test_every_column_is_a_conversation_of_its_own(client, spec, loud):
@@ -99,7 +99,7 @@ def test_every_column_is_a_conversation_of_its_own(client, spec, loud):
     assert [column[:2] for column in said(second)] == said(first)
     assert len({column[1] for column in said(first)}) == len(loud) + 1
     labels = [box["label"] for box in second[1:] if isinstance(box, dict) and box.get("visible")]
-    assert labels == ["without", "PMT, elu", "Prefix-tuning", "PMT, elu (2)"]
+    assert labels == ["model alone", "PMT, elu", "Prefix-tuning", "PMT, elu (2)"]
     how = second[1 + BOXES]
     read = [int(n) for n in re.findall(r"(\d+) tokens read", how)]
     assert read == told and how.count("<code>{text} :</code>") == 4

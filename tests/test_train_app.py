@@ -105,6 +105,7 @@ def test_the_page_trains_what_python_trains(trained, spec, rows):
     row = re.search(r"Zero-gate, linear</th>(.*?)</tr>", outcome)[1]
     assert f"<b>{found.accuracy:.0%}</b>" in row
     assert len(gates["data"][0]["z"]) == 3
+    assert gates["layout"]["title"]["text"] == "Zero-gate, linear, step 4<br>gates tanh(g)"
     assert [trace["name"] for trace in spectrum["data"]][:2] == METHODS[:2]
     assert len(files_of(files)) == 4
 
@@ -124,7 +125,19 @@ def test_the_files_say_what_they_are_and_do_the_same_again(trained, client, spec
     options = dict(source="my own file", file=handle_file(rows), shots=3, held_out=6, seed=5)
     said = client.predict(adapters=[handle_file(path)], **options, api_name="/try_adapter")[1]
     assert f"Zero-gate, linear</th><td>{found.accuracy:.0%}</td>" in said
-    assert "without</th>" in said and "zero-gate" in said and "trained for" in said
+    assert "model alone</th>" in said and "zero-gate" in said and "trained for" in said
+
+
+def test_a_method_has_its_colour_whatever_else_runs(trained, client, rows):
+    def colours(loss):
+        traces = [trace for trace in loss["data"] if "customdata" in trace]
+        return {trace["name"]: (trace["line"]["color"], trace["line"]["dash"]) for trace in traces}
+
+    loss = ask(client, rows, methods=["LoRA", "PMT, gelu"], steps=1)[4]
+    among, alone = colours(trained[4]), colours(loss)
+    assert alone == {name: among[name] for name in ("LoRA", "PMT, gelu")}
+    assert len(set(among.values())) == len(METHODS)
+    assert among["PMT, elu"][0] == among["PMT, gelu"][0] != among["LoRA"][0]
 
 
 def test_the_split_is_shown_before_the_run(client, rows):
@@ -200,7 +213,7 @@ def test_everything_a_race_can_be_asked_for(client, rows):
     )
     assert "over 2 trials" in outcome and "other rows, before" in outcome and "±" in outcome
     sizes = [
-        int(re.search(rf"{name}</th><td>([\d,]+)</td>", outcome)[1].replace(",", ""))
+        int(re.search(rf"{name}</th>.*?<td>(\d,\d+)</td>", outcome)[1].replace(",", ""))
         for name in ("Zero-gate, linear", "LoRA")
     ]
     assert all(abs(size - 1500) < 400 for size in sizes)

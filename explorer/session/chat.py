@@ -20,6 +20,7 @@ from explorer.methods import Adapter
 from explorer.text import Turn
 
 MOST = 5  # adapters beside the model alone
+ALONE = "model alone"  # how the column without an adapter is called
 LONGEST = 4096  # tokens that a column reads and says, if the model does
 
 # As each adapter was trained, in the chat template, or the text as it is.
@@ -146,7 +147,7 @@ def _columns(
     if manner in fixed:
         wordings = [fixed[manner]] * len(wordings)
     named = zip(paths, cards, strict=True)
-    labels = _apart(["without", *(label_of(card, path) for path, card in named)])
+    labels = _apart([ALONE, *(label_of(card, path) for path, card in named)])
     notes = [(), *(adapters.differences(card, lm) for card in cards)]
     past = {column.path: column.turns for column in view.columns}
     rows = zip(labels, ["", *paths], wordings, notes, strict=True)

@@ -12,7 +12,7 @@ from explorer.examples import Wording
 from explorer.jobs import Stop, Work
 from explorer.lm import LoadedModel, ModelSpec
 from explorer.methods import Adapter
-from explorer.session.chat import label_of, wording_of
+from explorer.session.chat import ALONE, label_of, wording_of
 from explorer.session.order import DataChoice, Score
 
 
@@ -56,7 +56,7 @@ def _trying(
         Tried(label_of(card, path), card, adapters.differences(card, lm))
         for path, (_, card) in zip(paths, opened, strict=True)
     ]
-    done = [Tried("without"), *known]
+    done = [Tried(ALONE), *known]
     yield TrialView(tuple(done))
     if data is None:
         return

@@ -8,10 +8,10 @@ from typing import Any
 
 import gradio as gr
 
-from explorer.session.chat import MOST, ChatView, Column
+from explorer.session.chat import ALONE, MOST, ChatView, Column
 
 BOXES = MOST + 1
-ALONE = "without"
+NOTHING = "(said nothing)"
 EMPTY = "The model alone answers here, and beside it every adapter."
 # A box that scrolls has to be reached by keyboard, and to say whose it is; Gradio's does neither.
 REACHED = """
@@ -63,8 +63,8 @@ def drawn(view: ChatView) -> list[gr.Chatbot]:
 
 def messages(column: Column) -> list[dict[str, Any]]:
     """A column's turns as Gradio's messages."""
-    texts = [_shown(turn.text) if turn.text.strip() else "∅" for turn in column.turns]
-    if texts[-1:] == ["∅"] and not (column.answer and column.answer.ended):
+    texts = [_shown(turn.text) if turn.text.strip() else NOTHING for turn in column.turns]
+    if texts[-1:] == [NOTHING] and not (column.answer and column.answer.ended):
         texts[-1] = "…"
     # As a part of type text: a plain string would lose the indentation of its lines.
     return [
@@ -87,7 +87,9 @@ def notes(view: ChatView, *, over: bool) -> str:
 def _note(column: Column, limit: int, over: bool) -> str:
     wording, answer = column.wording, column.answer
     form = html.escape(wording.template).replace("\n", "↵")
-    said = [f"asked as <code>{form}</code>{' in the chat template' if wording.chat else ''}"]
+    said = [
+        f"prompt template: <code>{form}</code>{' in the chat template' if wording.chat else ''}"
+    ]
     if answer is not None:
         n_said = len(answer.turns[-1].ids)
         ending = "stopped" if over and not answer.ended else ENDINGS[answer.ended]

@@ -32,7 +32,12 @@ _ORDERED = ("steps", "learning_rate")  # have controls of their own
 STEPS, HELD_OUT = 24, 30  # about a minute and a half on two cores
 RACES = {
     "PMT against zero-gate": ["PMT, elu", "Zero-gate, linear"],
-    "All four": ["PMT, elu", "Zero-gate, linear", "Prefix-tuning", "LoRA"],
+    "PMT, zero-gate, prefix-tuning, LoRA": [
+        "PMT, elu",
+        "Zero-gate, linear",
+        "Prefix-tuning",
+        "LoRA",
+    ],
 }
 
 METHODS = methods("train")
@@ -101,7 +106,7 @@ def form() -> Form:
                 elem_id="train-methods",
             )
             steps = gr.Slider(1, 400, STEPS, step=1, label="Steps", info="One reads one batch.")
-    with gr.Accordion("The rows, and how they are put", open=False):
+    with gr.Accordion("Data and prompt template", open=False):
         with gr.Row():
             kind = gr.Radio(
                 [(words, name) for name, words in KINDS.items()],
@@ -130,7 +135,7 @@ def form() -> Form:
             template = gr.Textbox(
                 Wording().template,
                 lines=2,
-                label="How a row is put",
+                label="Prompt template",
                 info="{text} is the row's text.",
                 min_width=220,
             )
@@ -169,7 +174,7 @@ def form() -> Form:
                 0,
                 precision=0,
                 minimum=0,
-                label="Numbers to train",
+                label="Parameters to train",
                 info="The same for all, as nearly as each can; 0: as set below.",
                 min_width=180,
             )

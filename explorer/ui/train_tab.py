@@ -12,10 +12,11 @@ import gradio as gr
 from gradio.processing_utils import save_file_to_cache
 
 from explorer.adapters import Saved
+from explorer.data import bundled
 from explorer.errors import ExplorerError
 from explorer.jobs import Job
 from explorer.session import Held, Session
-from explorer.session.order import Order, TrainView
+from explorer.session.order import DataChoice, Order, TrainView
 from explorer.session.runs import Runs
 from explorer.session.train import longer, resuming, training
 from explorer.ui.controls import shown
@@ -26,6 +27,7 @@ from explorer.ui.train_form import (
     HELD_OUT,
     OWN,
     RACES,
+    VARIANTS,
     data_choice,
     form,
     names,
@@ -63,13 +65,15 @@ falls, which heads open their gates, and along how many axes each method moves a
 SHARED = f"""
 This machine is shared: a run may have {LIMIT} steps, counting those of all methods and trials.
 """
+# Who says no deletes nothing: no run is named.
+SURE = """run => run && confirm('Delete this run with its checkpoints and adapters?') ? run : ''"""
 UNSPLIT = "<p class='hint'>What is learnt from and tested on appears here.</p>"
 SOURCE = """
 <p class="hint">PMT: o + φ(q)ᵀM, arXiv 2506.13674, Eq. 7. Zero-gate: o + tanh(g)·Attn(q, P), arXiv
 2303.16199 and 2502.03029, Eq. 5. Prefix-tuning: one softmax with the text, arXiv 2101.00190. LoRA:
 arXiv 2106.09685; what it adds is measured, output with it less output without. Axes used: exp of
-the entropy of the eigenvalues λ of cov b(q), mean over heads; a prefix of p slots can never use
-more than p. Participation: (Σλ)²/Σλ², and what a method adds, ‖b‖/‖o‖: medians over heads.</p>
+the entropy of the eigenvalues λ of cov b(q); a prefix of p slots can never use more than p.
+</p>
 """
 
 
@@ -77,6 +81,7 @@ def train_tab(page: Page) -> None:
     runs = Runs(page.data / "runs")
     jobs: dict[str, str] = {}  # the job of each run of this process: ids, for a job holds arrays
     met: dict[str, str] = {}  # the session that has met a run last
+    told = page.told("Training")
 
     shared, call = SHARED if page.on_space else "", ONE_CALL if ON_ZERO_GPU else ""
     gr.Markdown(INTRO + shared + call, elem_classes=["intro"])
@@ -87,8 +92,9 @@ def train_tab(page: Page) -> None:
             gr.Button(name, size="sm", scale=0, min_width=120, elem_classes=["example"])
             for name in RACES
         ]
-    with gr.Accordion("The split", open=False):
-        rows = gr.HTML(UNSPLIT)
+    with gr.Accordion("Training and test rows", open=False):
+        first = DataChoice(next(iter(bundled())), held_out=HELD_OUT)
+        rows = gr.HTML(preview(first.read(), first.split()))
     loss = LivePlot(height=340, empty="The loss of every step appears here.", elem_id="train-loss")
     outcome = gr.HTML(NOTHING, elem_id="train-result")
     with gr.Row():
@@ -126,7 +132,7 @@ def train_tab(page: Page) -> None:
             further = gr.Number(0, precision=0, minimum=0, label="Up to step", info="0: as asked.")
         with gr.Row(elem_classes=["actions"]):
             show = gr.Button("Show it", scale=0, min_width=120)
-            resume = gr.Button("Go on with it", scale=0, min_width=140, elem_id="train-resume")
+            resume = gr.Button("Go on with it", scale=0, min_width=160, elem_id="train-resume")
             delete = gr.Button("Delete it", scale=0, min_width=120)
     try_panel(page, asked)
     gr.HTML(SOURCE)
@@ -184,7 +190,7 @@ def train_tab(page: Page) -> None:
             for frame in start(page.session(request), named):
                 yield [RACES[name], *frame]
 
-        return shown(with_parameters(on_race))
+        return told(with_parameters(on_race))
 
     @shown
     def on_rows(
@@ -202,6 +208,8 @@ def train_tab(page: Page) -> None:
     def on_open(run: str, request: gr.Request):
         """A page that opens finds its run again, be it running, done or cut off."""
         if not run or not (page.data / "runs" / run).is_dir():
+            # Without a frame, Gradio would empty the status line and everything else.
+            yield [gr.skip()] * (2 + len(drawn))
             return
         for frame in watch(page.session(request), run):
             yield [frame[0], *frame[2:]]
@@ -228,19 +236,21 @@ def train_tab(page: Page) -> None:
 
     @shown
     def on_runs(request: gr.Request, run: str | None = None):
-        """The runs there are, the newest first. The one that is chosen stays so."""
-        lines = runs.list(known(page.session(request)))
+        """The runs there are, the newest first. The one that is chosen stays so, else one's own."""
+        session = page.session(request)
+        lines = runs.list(known(session))
         options = [(f"{one.id[:8]} · {one.state} · {one.title}", one.id) for one in lines]
-        newest = options[0][1] if options else None
-        value = run if run in [one.id for one in lines] else newest
+        ids = [one.id for one in lines]
+        own = [one for one in ids if met.get(one) == session.id]
+        value = run if run in ids else next(iter([*own, *ids]), None)
         return runs_table(lines, time.time()), gr.Dropdown(options, value=value)
 
-    @shown
+    @told
     def on_show(run: str, request: gr.Request):
         """Watch a run that is under way, or see what one came to."""
         yield from watch(page.session(request), _named(run))
 
-    @shown
+    @told
     def on_resume(run: str, further: int, request: gr.Request):
         """Go on with a run from its last checkpoint, up to a later step if one is given."""
         session, run = page.session(request), _named(run)
@@ -254,7 +264,8 @@ def train_tab(page: Page) -> None:
     @shown
     def on_delete(run: str, request: gr.Request):
         """Delete a run with its checkpoints and adapters."""
-        runs.forget(_named(run))
+        if run:
+            runs.forget(run)
         return on_runs(request)
 
     @shown
@@ -267,21 +278,27 @@ def train_tab(page: Page) -> None:
         view = session.last(TrainView)
         return [gr.skip()] * len(figures) if view is None else list(charts(view, choice))
 
-    train.click(shown(with_parameters(on_train)), asked.inputs, outputs, api_name="train", **STREAM)
+    begun = [
+        train.click(
+            told(with_parameters(on_train)), asked.inputs, outputs, api_name="train", **STREAM
+        )
+    ]
     for button, name in zip(races, RACES, strict=True):
         event = {**STREAM, "api_visibility": "private"}
-        button.click(racing(name), asked.inputs, [asked.chosen, *outputs], **event)
+        begun.append(button.click(racing(name), asked.inputs, [asked.chosen, *outputs], **event))
     asked.source.change(
         lambda source: gr.File(visible=source == OWN), asked.source, asked.upload, **PRIVATE
     )
     public = {"show_progress": "hidden", "concurrency_limit": 32}
     gr.on(asked.redrawn, on_rows, asked.data, rows, api_name="rows", **public)
     page.demo.load(on_open, page.run, [page.status, rows, *drawn], **PRIVATE)
-    page.demo.load(on_runs, None, [table, which], **PRIVATE)
+    page.demo.load(on_runs, page.run, [table, which], **PRIVATE)
     which.focus(on_runs, which, [table, which], api_name="runs", **public)
     show.click(on_show, which, outputs, api_name="run_show", **STREAM)
-    resume.click(on_resume, [which, further], outputs, api_name="run_resume", **STREAM)
-    delete.click(on_delete, which, [table, which], api_name="run_delete", **public)
+    further_on = resume.click(on_resume, [which, further], outputs, api_name="run_resume", **STREAM)
+    for event in (*begun, further_on):
+        event.then(on_runs, page.run, [table, which], **PRIVATE)
+    delete.click(on_delete, which, [table, which], api_name="run_delete", js=SURE, **public)
     gr.on([one.input for one in choices], on_choice, choices, figures, **PRIVATE)
 
 
@@ -290,8 +307,8 @@ def _choices() -> list[gr.components.Component]:
     with gr.Accordion("What the charts show", open=False):
         with gr.Row():
             curve = gr.Radio([LOSS, NORM], value=LOSS, label="Curve", min_width=180)
-            of = gr.Textbox(
-                "", label="Heads of", info="A method's name; empty: the first.", min_width=180
+            of = gr.Dropdown(
+                [("the first method", ""), *VARIANTS], value="", label="Heads of", min_width=180
             )
             heads = gr.Radio([GATES, ADDED], value=GATES, label="Map", min_width=200)
             moment = gr.Slider(

@@ -6,20 +6,27 @@ import html
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import plotly.graph_objects as go
 
 from explorer.data import Dataset, Split
-from explorer.plots_training import head_map, loss_chart, spectrum_chart
+from explorer.plots_training import Line, head_map, line_of, loss_chart, spectrum_chart
 from explorer.session.order import Curve, Look, Score, TrainView
 from explorer.session.runs import RunLine
 from explorer.session.trial import TrialView, Tried
+from explorer.training import named
 from explorer.ui.model_bar import amount
 from explorer.ui.page import duration
 
 PREVIEW = 6
 NOTHING = "<p class='hint'>What comes out appears here.</p>"
+
+MEANING = (
+    "Axes used: along how many directions a method moves attention's output, mean over heads. "
+    "Adds: the length of what it adds over that of attention's own output, median over heads."
+)
 
 LOSS, NORM = "loss", "gradient norm"
 GATES, ADDED = "gates", "how much is added"
@@ -66,8 +73,8 @@ def _part(title: str, rows: Sequence) -> str:
     )
     rest = f"<p class='hint'>and {len(rows) - PREVIEW} more</p>" if len(rows) > PREVIEW else ""
     return (
-        f"<div><table><caption>{title}: {len(rows)}</caption><thead><tr><th>text</th>"
-        f"<th>label</th></tr></thead><tbody>{listed}</tbody></table>{rest}</div>"
+        f"<div class='numbers listed'><table><caption>{title}: {len(rows)}</caption><thead><tr>"
+        f"<th>text</th><th>label</th></tr></thead><tbody>{listed}</tbody></table>{rest}</div>"
     )
 
 
@@ -87,16 +94,34 @@ def charts(
         parts = (*curve.earlier, curve)
         values[curve.entry.label] = [part.norms if norms else part.losses for part in parts]
         held_out[curve.entry.label] = [part.held_out for part in parts]
+    lines = _lines(view)
     loss = loss_chart(
         values,
+        held_out,
+        lines,
         run=view.run,
         steps=view.order.steps,
-        held_out=None if norms else held_out,
-        what="gradient norm" if norms else "loss (nats per token)",
+        norms=norms,
+        title=f"Run {view.run[:8]} on {Path(view.order.data.source).stem}",
     )
     decays = {curve.entry.label: _decay(curve, choice) for curve in view.curves}
     decays = {label: decay for label, decay in decays.items() if decay is not None}
-    return loss, _heads(view, choice), spectrum_chart(decays, run=view.run) if decays else None
+    if not decays:
+        return loss, _heads(view, choice), None
+    seen = max(curve.looks[-1].step for curve in view.curves if curve.looks)
+    title = f"Spectrum of what is added, step {seen}"
+    spectrum = spectrum_chart(decays, lines, run=view.run, title=title)
+    return loss, _heads(view, choice), spectrum
+
+
+def _lines(view: TrainView) -> dict[str, Line]:
+    """How each method of a run is drawn, the same in every run."""
+    lines = {}
+    for curve in view.curves:
+        label, method = curve.entry.label, curve.entry.method
+        variants = list(named(method).variants)
+        lines[label] = line_of(method, variants.index(label) if label in variants else 0)
+    return lines
 
 
 def _look(curve: Curve, choice: Choice) -> Look | None:
@@ -117,11 +142,12 @@ def _heads(view: TrainView, choice: Choice) -> go.Figure | None:
         return None
     look, label = _look(curve, choice), curve.entry.label
     if gates:
-        values = curve.gates if look is None or choice.moment == 100 else look.gates
-        return head_map(values, name=label, what="tanh(g)")
+        latest = look is None or choice.moment == 100
+        values, step = (curve.gates, len(curve.losses)) if latest else (look.gates, look.step)
+        return head_map(values, name=label, what="gates tanh(g)", step=step)
     if look is None:
         return None
-    return head_map(look.ratio, name=label, what="‖b‖ / ‖o‖")
+    return head_map(look.ratio, name=label, what="adds ‖b‖ / ‖o‖", step=look.step)
 
 
 def _decay(curve: Curve, choice: Choice) -> np.ndarray | None:
@@ -144,12 +170,12 @@ def result(view: TrainView) -> str:
     read, said = (html.escape(part).replace("\n", "↵<br>") for part in view.example)
     other = view.order.other is not None
     heads = [
-        *("method", "numbers trained", "step", "loss", "held-out loss", "s/step", "tokens/s"),
-        *("axes used", "participation", "adds", "right, before", "right, after", "free answer"),
+        *("method", "right, after", "free answer", "step", "loss", "held-out loss"),
+        *("axes used", "adds", "parameters", "s/step", "tokens/s"),
         *(("other rows, before", "after") if other else ()),
     ]
     rows = "".join(_row(curve, view, len(heads)) for curve in view.curves)
-    foot = []
+    foot = [MEANING]
     if view.order.trials > 1:
         foot.append(f"Mean ± standard deviation over {view.order.trials} trials.")
     if view.seconds_left is not None and not view.stopped:
@@ -180,18 +206,16 @@ def _row(curve: Curve, view: TrainView, width: int) -> str:
     seconds, after = curve.seconds, curve.scores()
     spectrum = None if look is None else look.centred
     cells = [
-        f"{curve.n_parameters:,}",
+        f"<b>{_accuracy(after) if after else '…'}</b>",
+        _accuracy(after, "exact") if after else "…",
         f"{len(curve.losses)}/{curve.entry.fitting.steps}",
         f"{curve.losses[-1]:.3f}" if curve.losses else "–",
         f"{look.held_out_loss:.3f}" if look else "–",
+        f"{spectrum.axes_used:.1f} of {spectrum.bound}" if spectrum else "–",
+        f"{_middle(look.ratio):.1%}" if look else "–",
+        f"{curve.n_parameters:,}",
         f"{sum(seconds) / len(seconds):.2f}" if seconds else "–",
         f"{sum(curve.tokens) / max(sum(seconds), 1e-9):.0f}" if seconds else "–",
-        f"{spectrum.axes_used:.1f} of {spectrum.bound}" if spectrum else "–",
-        f"{_middle(spectrum.participation):.1f}" if spectrum else "–",
-        f"{_middle(look.ratio):.1%}" if look else "–",
-        _accuracy(view.before),
-        f"<b>{_accuracy(after) if after else '…'}</b>",
-        _accuracy(after, "exact") if after else "…",
     ]
     if view.order.other is not None:
         others = [t.other for t in curve.earlier if t.other] + (
@@ -226,14 +250,14 @@ def runs_table(lines: Sequence[RunLine], now: float) -> str:
     if not lines:
         return "<p class='hint'>No run yet.</p>"
     rows = "".join(
-        f"<tr><th scope='row'>{line.id[:8]}</th><td>{html.escape(line.title)}</td>"
-        f"<td>{line.state}</td><td>{line.step}/{line.steps}</td>"
-        f"<td>{duration(max(0.0, now - line.changed))} ago</td></tr>"
+        f"<tr><th scope='row'>{line.id[:8]}</th><td>{line.state}</td>"
+        f"<td>{line.step}/{line.steps}</td><td>{duration(max(0.0, now - line.changed))} ago</td>"
+        f"<td>{html.escape(line.title)}</td></tr>"
         for line in lines[:20]
     )
     return (
-        "<div class='numbers' tabindex='0'><table><thead><tr><th>run</th><th>what</th>"
-        f"<th>state</th><th>step</th><th>changed</th></tr></thead><tbody>{rows}</tbody></table></div>"
+        "<div class='numbers listed' tabindex='0'><table><thead><tr><th>run</th><th>state</th>"
+        f"<th>step</th><th>changed</th><th>what</th></tr></thead><tbody>{rows}</tbody></table></div>"
     )
 
 
@@ -262,7 +286,7 @@ def _card(tried: Tried) -> str:
             f"{key} {value}" for key, value in card.config.items() if value != ""
         ),
         "trained for": f"{card.model}, {card.precision}",
-        "numbers": f"{card.n_parameters:,}",
+        "parameters": f"{card.n_parameters:,}",
         "data": f"{trained.get('data', '?')}, {trained.get('shots', '?')} a class, "
         f"{trained.get('steps', '?')} steps, seed {trained.get('seed', '?')}",
     }

@@ -24,7 +24,7 @@ from explorer.ui.train_view import NOTHING, trial
 if TYPE_CHECKING:
     from explorer.ui.page import Page
 
-CHATTING = "Chatting"
+CHATTING, TRYING = "Chatting", "Trying adapters"
 MANNERS = {
     "as each was trained": "trained",
     "in the chat template": "chat",
@@ -79,7 +79,7 @@ def try_panel(page: Page, asked: Form) -> None:
             measure = gr.Checkbox(True, label="Test on the held-out rows", min_width=200)
         card = gr.HTML(NOTHING, elem_id="train-trial")
 
-    @shown
+    @page.told(CHATTING)
     def on_chat(
         request: gr.Request,
         message: str = "",
@@ -140,7 +140,7 @@ def try_panel(page: Page, asked: Form) -> None:
         held = page.session(request).held
         return gr.Dropdown([name for name, one in held.items() if isinstance(one.adapter, Saved)])
 
-    @shown
+    @page.told(TRYING)
     def on_try(
         request: gr.Request,
         adapters: list[str] | None = None,
@@ -160,7 +160,7 @@ def try_panel(page: Page, asked: Form) -> None:
             raise ExplorerError("There is no adapter yet.", "Train one, or choose a file.")
         values = dict(zip(DATA, (source, file, kind, shots, held_out, seed), strict=True))
         work = trying(session.spec, paths, data_choice(values) if measure else None)
-        for status, view in page.follow(page.start(session, work, "Trying adapters")):
+        for status, view in page.follow(page.start(session, work, TRYING)):
             yield status, gr.skip() if view is None else trial(view)
         _hold(page, session, adapters)
 

@@ -52,7 +52,7 @@ def test_a_conversation_goes_on_in_every_column_by_keyboard_alone(visit, files):
     message.press("Enter")
     first = done(page, 2)
     assert message.input_value() == ""
-    for column, label in enumerate(("without", "PMT, elu", "Zero-gate, linear")):
+    for column, label in enumerate(("model alone", "PMT, elu", "Zero-gate, linear")):
         box = page.get_by_role("log", name=f"Chat: {label}")
         expect(box).to_have_attribute("tabindex", "0")
         assert first[column][0].strip() == "the cat" and first[column][1].strip()

@@ -50,7 +50,7 @@ def test_load_look_force_and_train(visit, address):
     expect(status.locator(".stopped")).to_contain_text("stopped", timeout=PATIENT)
 
     page.get_by_label("number input for Steps").fill("3")
-    page.get_by_role("button", name="The rows, and how they are put").click()
+    page.get_by_role("button", name="Data and prompt template").click()
     page.get_by_label("number input for Rows to test on").fill("4")
     page.locator("#train-go").click()
     expect(page.locator("#train-loss .main-svg").first).to_be_visible(timeout=PATIENT)
