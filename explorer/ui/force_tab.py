@@ -292,8 +292,10 @@ def force_tab(page: Page) -> None:
         if not prompts:
             raise ExplorerError("There are no prompts.", "Write one on each line.")
         job = page.start(session, trying(view, prompts), "Trying")
+        drawn = gr.skip()
         for status, trials in page.follow(job):
-            yield status, gr.skip() if trials is None else trials_table(trials)
+            drawn = drawn if trials is None else trials_table(trials)
+            yield status, drawn
 
     try_all.click(on_try, [others], [page.status, table], api_name="force_try", **STREAM)
 
@@ -305,8 +307,10 @@ def force_tab(page: Page) -> None:
         if view is None:
             raise ExplorerError("There is no solved prefix yet.", "Press Force first.")
         job = page.start(session, examining(view), "Examining")
+        drawn = gr.skip()
         for status, found in page.follow(job):
-            yield status, gr.skip() if found is None else signs_card(found)
+            drawn = drawn if found is None else signs_card(found)
+            yield status, drawn
 
     examine.click(on_examine, None, [page.status, traces], api_name="force_examine", **STREAM)
 
@@ -326,15 +330,16 @@ def _lines(text: str | None) -> list[str]:
 
 
 def _followed(page: Page, session: Session, work: Work):
-    """Submit and relay; what is shown is built from the newest stage alone."""
+    """Submit and relay; every frame is whole, and built from the newest stage alone."""
     job = page.start(session, work, "Forcing")
-    nothing = gr.File(None, visible=False)
     texts = ("", "")
-    yield [gr.skip(), *_columns(texts, BUSY), EMPTY, None, nothing]
+    rest = [EMPTY, None, gr.File(None, visible=False)]
+    columns = _columns(texts, BUSY)
+    yield [gr.skip(), *columns, *rest]
     for status, item in page.follow(job):
         if isinstance(item, Stage):
             texts = item.without, item.with_prefix
-            yield [status, *_columns(texts, BUSY), *[gr.skip()] * 3]
+            columns = _columns(texts, BUSY)
         elif isinstance(item, ForceView):
             page.sessions.keep(session.id, item)
             forced = item.forced
@@ -345,11 +350,10 @@ def _followed(page: Page, session: Session, work: Work):
                 said("With the prefix", forced.text, forced.after, good=forced.proof.forced),
             ]
             saved = gr.File(offered("forced.safetensors", forced.save), visible=True)
-            yield [status, *columns, card(forced), asdict(forced.proof), saved]
+            rest = [card(forced), asdict(forced.proof), saved]
         elif job.state in ("stopped", "failed"):
-            yield [status, *_columns(texts, IDLE), *[gr.skip()] * 3]
-        else:
-            yield [status, *[gr.skip()] * 5]
+            columns = _columns(texts, IDLE)
+        yield [status, *columns, *rest]
 
 
 def _columns(texts: tuple[str, str], state: str) -> list[str]:

@@ -160,8 +160,10 @@ def try_panel(page: Page, asked: Form) -> None:
             raise ExplorerError("There is no adapter yet.", "Train one, or choose a file.")
         values = dict(zip(DATA, (source, file, kind, shots, held_out, seed), strict=True))
         work = trying(session.spec, paths, data_choice(values) if measure else None)
+        told = gr.skip()
         for status, view in page.follow(page.start(session, work, TRYING)):
-            yield status, gr.skip() if view is None else trial(view)
+            told = told if view is None else trial(view)
+            yield status, told
         _hold(page, session, adapters)
 
     gr.on(
