@@ -137,7 +137,7 @@ def cell_map(
     layout = {
         "template": "none",
         "height": int(np.clip(90 + 13 * n_layers, 220, 560)),
-        "margin": {**MARGIN, "r": 0, "t": 38 + 16 * title.count("<br>") if title else MARGIN["t"]},
+        "margin": {**MARGIN, "r": 0, "t": 38 + 18 * title.count("<br>") if title else MARGIN["t"]},
         "uirevision": f"map {n_layers} {n_heads}",
         "meta": {"alt": alt},
         "shapes": [] if chosen is None else [frame(*chosen)],
@@ -156,7 +156,7 @@ def cell_map(
             "xref": "paper",
             "y": 1,
             "yanchor": "top",
-            "pad": {"t": 8},
+            "pad": {"t": 8 + 8 * title.count("<br>")},
             "font": {"size": 13},
         }
     return go.Figure([heat], layout)
@@ -218,6 +218,7 @@ def shares_along(
         values = np.asarray(shares[some, index], np.float32)
         if not np.nan_to_num(values).any():
             continue
+        told = not traces and length > LABELLED  # once; else the axis names the token
         traces.append(
             {
                 "type": "scatter",
@@ -228,12 +229,12 @@ def shares_along(
                 "stackgroup": "attention",
                 "line": {"shape": "hvh", "width": 0.5, "color": colour_of(group)},
                 "fillcolor": colour_of(group),
-                "customdata": None if traces else labels,  # once: the title of the hover box
-                "hovertemplate": f"{group} %{{y:.1%}}<extra></extra>",
+                "customdata": labels if told else None,
+                "hovertemplate": ("<b>%{customdata}</b><br>" if told else "")
+                + f"{group} %{{y:.1%}}<extra></extra>",
             }
         )
     axis = {"range": [-0.5, length - 0.5], "showgrid": False, "zeroline": False}
-    axis["unifiedhovertitle"] = {"text": "<b>%{customdata}</b>"}
     if length <= LABELLED:
         axis |= {
             "tickmode": "array",

@@ -257,8 +257,8 @@ def written_map(shares: np.ndarray, tokens: Sequence[str], group: str) -> go.Fig
     }
     layout = {
         "template": "none",
-        "height": 260,
-        "margin": {**MARGIN, "b": 64, "r": 0},
+        "height": 272,
+        "margin": {**MARGIN, "b": 76, "r": 0},
         "uirevision": "written",
         "meta": {
             "alt": f"Share on {group} of every layer for each of {len(tokens)} written tokens: "

@@ -154,7 +154,6 @@ def test_a_token_is_written_letter_by_letter():
     written = ["&lt;br&gt;", "&lt;b&gt;", "&amp;lt;"]
     curve = plots.shares_along(shares, plots.GROUPS[:3], tokens, title="One")
     assert list(curve.layout.xaxis.ticktext) == written
-    assert list(curve.data[0].customdata[1:-1]) == written
     assert list(plots_look.written_map(shares, tokens, "sink").layout.xaxis.ticktext) == written
     bars = plots_look.row_bars(tokens, [0.5, 0.3, 0.2], plots.GROUPS[:3], title="One")
     assert [label.split(". ")[1] for label in bars.data[0].y] == written

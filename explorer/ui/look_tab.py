@@ -76,9 +76,7 @@ def look_tab(page: Page) -> None:
                     info="What Force or Train made.",
                     min_width=130,
                 )
-                n_new = gr.Slider(
-                    0, 64, 12, step=1, label="Let it go on", info="Tokens to write.", min_width=130
-                )
+                n_new = gr.Slider(0, 64, 12, step=1, label="Tokens to write", min_width=130)
             chat = gr.Checkbox(False, label="As a chat message (the model's chat template)")
             specials = gr.Checkbox(False, label="Read control tokens such as <|im_end|> in my text")
     with gr.Row(elem_classes=["actions"]):
@@ -258,6 +256,7 @@ def look_tab(page: Page) -> None:
             work(session, text, chat, specials, n_new, front)
             for text, front in ((prompt, held), (text_b, held_b))
         )
+        at = at if text_b == prompt else -1  # of two texts the last tokens are compared at first
         drawn = group, mean, sinkless, stretch, log
         job = pairing(a, b)
         yield from followed(session, job, "Looking at both", *drawn, kept=(at, layer, head))

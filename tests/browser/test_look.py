@@ -257,7 +257,7 @@ def long_url(tmp_path_factory):
 
 def test_a_long_text_is_shown_in_parts_and_its_rows_are_read_on_request(visit, long_url):
     page = visit(address=long_url)
-    page.get_by_label("number input for Let it go on").fill("0")
+    page.get_by_label("number input for Tokens to write").fill("0")
     look(page, "the cat sat on the mat and so " * 80)
     strip, pager = page.locator("#look-tokens"), page.locator("#look-tokens .pager")
     expect(pager).to_contain_text("tokens 385–640 of 640")
