@@ -178,7 +178,7 @@ def force_tab(page: Page) -> None:
         numbers = gr.JSON(label="As Python and the command line give them")
     with gr.Accordion("Open a saved prefix", open=False):
         upload = gr.File(
-            label="A .safetensors file from here", file_types=[".safetensors"], height=110
+            label="A .safetensors file from here", file_types=[".safetensors"], height=140
         )
         open_it = gr.Button("Open and prove again", scale=0, min_width=140)
     gr.HTML(NOTE)

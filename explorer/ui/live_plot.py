@@ -4,7 +4,7 @@ gr.Plot throws its figure away and mounts a new one at every update, so zoom, ho
 never survive; it does not follow the dark theme, and its payload is one string that is sent whole.
 Here the value is a dict, of which Gradio sends only what changed, and plotly's own `react` redraws.
 
-    plot = LivePlot(height=320, empty="Press Look to see where attention goes.")
+    plot = LivePlot(empty="Press Look to see where attention goes.")
     plot.plot_click(handler, ...)      # handler(evt: gr.EventData): evt.x, evt.y, evt.curve
 
 A figure's `layout.uirevision` names what the zoom belongs to: as long as it is the same, the zoom
@@ -154,7 +154,6 @@ class LivePlot(gr.HTML):
         self,
         value: go.Figure | None = None,
         *,
-        height: int = 340,  # noqa: ARG002
         empty: str = "",
         packed: bool = False,
         mark: dict[str, Any] | None = None,

@@ -75,7 +75,7 @@ def row_panel() -> RowPanel:
                 "Read this row", size="sm", scale=0, min_width=130, elem_id="look-read"
             )
         with gr.Row():
-            row = LivePlot(height=60, packed=True, empty=NO_ROW, elem_id="look-row")
+            row = LivePlot(packed=True, empty=NO_ROW, elem_id="look-row")
             whole = LivePlot(packed=True, elem_id="look-row-along")
     return RowPanel(panel, scores, read, {"row": row, "row_along": whole})
 
@@ -86,7 +86,7 @@ def panels(row: RowPanel) -> Panels:
     with gr.Accordion("Heads: sorted, and found by what they do", open=False) as one:
         accordions["heads"] = one
         parts["sorted"] = LivePlot(
-            height=60, packed=True, empty="All heads, largest share first.", elem_id="look-sorted"
+            packed=True, empty="All heads, largest share first.", elem_id="look-sorted"
         )
         with gr.Row(elem_classes=["actions"]):
             rule = gr.Dropdown(
@@ -98,7 +98,6 @@ def panels(row: RowPanel) -> Panels:
             )
             find = gr.Button("Find", scale=0, min_width=120, elem_id="look-find")
         found = LivePlot(
-            height=60,
             packed=True,
             empty="Press Find; click a bar to look at that head.",
             elem_id="look-found",
@@ -106,7 +105,6 @@ def panels(row: RowPanel) -> Panels:
     with gr.Accordion("While it wrote: every layer, token by token", open=False) as one:
         accordions["written"] = one
         parts["written"] = LivePlot(
-            height=60,
             packed=True,
             empty="Let the model go on for a few tokens, and watch here.",
             elem_id="look-written",
@@ -116,7 +114,6 @@ def panels(row: RowPanel) -> Panels:
         gr.HTML(CONVENTION)
         with gr.Row():
             parts["gates"] = LivePlot(
-                height=60,
                 packed=True,
                 empty="Look with a trained zero-gate in front to see its gates; with anything that "
                 "adds to attention, such as PrefixMemory, to see how much it adds.",

@@ -105,7 +105,6 @@ def look_tab(page: Page) -> None:
     with gr.Row():
         with gr.Column(scale=5, min_width=320):
             ui["map"] = LivePlot(
-                height=60,
                 packed=True,
                 empty="The map of all heads appears here. Press Look, or take an example.",
                 elem_id="look-map",

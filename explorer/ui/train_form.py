@@ -86,7 +86,7 @@ def form() -> Form:
                 label="CSV or JSON lines with the columns text and label",
                 file_types=[".csv", ".tsv", ".jsonl", ".ndjson", ".parquet"],
                 visible=False,
-                height=110,
+                height=140,
                 elem_id="train-upload",
             )
             shots = gr.Slider(

@@ -95,17 +95,15 @@ def train_tab(page: Page) -> None:
     with gr.Accordion("Training and test rows", open=False):
         first = DataChoice(next(iter(bundled())), held_out=HELD_OUT)
         rows = gr.HTML(preview(first.read(), first.split()))
-    loss = LivePlot(height=340, empty="The loss of every step appears here.", elem_id="train-loss")
+    loss = LivePlot(empty="The loss of every step appears here.", elem_id="train-loss")
     outcome = gr.HTML(NOTHING, elem_id="train-result")
     with gr.Row():
         heads = LivePlot(
-            height=300,
             empty="Gates, layer by head, appear here when a gated method runs.",
             elem_id="train-gates",
             min_width=300,
         )
         spectrum = LivePlot(
-            height=300,
             empty="The spectrum of what each method adds appears here.",
             elem_id="train-spectrum",
             min_width=300,

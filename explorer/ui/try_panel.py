@@ -41,7 +41,7 @@ def try_panel(page: Page, asked: Form) -> None:
                 label="Adapters' files; empty: those trained here last",
                 file_types=[".safetensors"],
                 file_count="multiple",
-                height=110,
+                height=140,
                 min_width=260,
                 elem_id="train-open",
             )

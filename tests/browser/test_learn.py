@@ -64,8 +64,8 @@ def test_no_guess_is_made_while_the_next_step_is_on_its_way(visit):
     page = visit()
     open_learn(page)
     held = []
-    page.route("**/gradio_api/run/**", held.append)
-    page.route("**/gradio_api/queue/join*", held.append)
+    page.route("**/gradio_api/run/**", lambda route: held.append(route))
+    page.route("**/gradio_api/queue/join*", lambda route: held.append(route))
     page.locator("#learn-step input").nth(1).check()
     expect(page.locator("#learn-guess")).to_be_hidden()
     for _ in range(50):
