@@ -13,7 +13,7 @@ def test_a_new_page_is_ready_and_a_run_is_named_and_listed(visit):
     expect(status).to_contain_text(re.compile("Ready|Loading the model: done"))
     page.get_by_role("tab", name="Train").click()
     expect(page.locator("#train-result")).to_contain_text("appears here")
-    page.wait_for_load_state("networkidle")
+    page.wait_for_timeout(2000)
     expect(status.locator(".what")).to_have_text(re.compile(r"\S"))  # nothing has emptied it
 
     page.get_by_label("number input for Steps").fill("2")
