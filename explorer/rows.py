@@ -103,7 +103,7 @@ def entropy(weights: np.ndarray) -> np.ndarray:
     """−Σ w ln w along the last axis."""
     weights = weights.astype(np.float32)
     logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
-    return -(weights * logs).sum(-1)
+    return np.maximum(-(weights * logs).sum(-1), 0) + 0.0  # one key alone has 0, not −0
 
 
 class RowMeter:

@@ -152,6 +152,19 @@ def test_a_failed_load_says_why_and_leaves_a_usable_page(client):
     assert "done" in look(client)["status"]
 
 
+def test_an_error_stands_in_the_status_line_whether_a_job_had_begun_or_not(url):
+    client = Client(url, verbose=False)
+    model = dict(name="no/such-model", quantization="none", dtype="auto", device="cpu")
+    for asked, said in [
+        (dict(**model, api_name="/load"), "Loading the model: no/such-model cannot be reached"),
+        (dict(rule="induction", api_name="/look_heads"), "Finding heads: No text has been looked"),
+    ]:
+        run = client.submit(**asked)
+        with pytest.raises(AppError):
+            run.result(timeout=60)
+        assert said in run.outputs()[-1][0]
+
+
 def test_two_visitors_have_their_own_models_and_results(url, other):
     mine, theirs = Client(url, verbose=False), Client(url, verbose=False)
     theirs.predict(name=other, quantization="none", dtype="auto", device="cpu", api_name="/load")

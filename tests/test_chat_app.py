@@ -176,12 +176,18 @@ def test_a_message_that_makes_no_sense_is_refused(client, folder, loud, options,
     assert len(said(found)[0]) == 4  # the refused one left nothing behind
 
 
-def test_a_stopped_answer_is_kept_as_far_as_it_came(client, loud):
-    hot = dict(adapters=[handle_file(p) for p in loud], n_new=110, temperature=0.3)
-    run = client.submit(message="the cat", manner="plain", **hot, api_name="/chat")
+def answering(client, **asked):
+    """A message whose answer has begun to come. → its submission"""
+    run = client.submit(message="the cat", manner="plain", **asked, api_name="/chat")
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not run.outputs():
         time.sleep(0.01)
+    return run
+
+
+def test_a_stopped_answer_is_kept_as_far_as_it_came(client, loud):
+    hot = dict(adapters=[handle_file(p) for p in loud], n_new=110, temperature=0.3)
+    run = answering(client, **hot)
     with pytest.raises(AppError, match="still being answered"):
         client.predict(message="a dog", api_name="/chat")
     client.predict(api_name="/stop")
@@ -197,10 +203,7 @@ def test_a_stopped_answer_is_kept_as_far_as_it_came(client, loud):
 
 def test_starting_over_while_an_answer_comes_ends_it_on_the_status_line_too(client, loud):
     hot = dict(adapters=[handle_file(p) for p in loud], n_new=110, temperature=0.3)
-    run = client.submit(message="the cat", manner="plain", **hot, api_name="/chat")
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not run.outputs():
-        time.sleep(0.01)
+    run = answering(client, **hot)
     client.predict(api_name="/chat_clear")
     assert "Chatting: stopped" in run.result(timeout=60)[0]
     assert len(said(client.predict(message="a dog", n_new=1, api_name="/chat"))[0]) == 2

@@ -13,7 +13,7 @@ from explorer.errors import ExplorerError
 from explorer.lm import freeze
 from explorer.methods import methods
 from explorer.prefix import Prefix
-from explorer.rows import RowMeter, rows
+from explorer.rows import RowMeter, entropy, rows
 from explorer.shares import mass
 from tests.test_attention import LONG
 from tests.test_shares import eager_weights
@@ -89,6 +89,7 @@ def test_the_top_keys_and_the_entropy_are_those_of_the_row(lm):
     for position, weight in top:
         assert row[position + 2 if position >= 0 else -1 - position] == pytest.approx(weight)
     assert found.entropy[1, 2, 0] == pytest.approx(float(-(row * np.log(row)).sum()), abs=1e-5)
+    assert str(float(entropy(np.array([0.0, 1.0 + 1e-7])))) == "0.0"  # not −0.00 on the page
 
 
 def test_heads_found_by_rule_agree_with_eager_weights(lm):

@@ -71,7 +71,7 @@ def curves_panel(page: Page) -> None:
             parts = LivePlot(packed=True, elem_id="curves-part")
         csv = file_button("CSV", "curves-csv")
 
-    @shown
+    @page.told("Curves")
     def on_draw(
         asked: str, longest: int, prompts: int, measure: str, along: str, request: gr.Request
     ):

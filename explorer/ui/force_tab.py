@@ -12,7 +12,6 @@ from explorer.forcing import Request, Stage
 from explorer.methods.attention_matching import Keys
 from explorer.session import Held
 from explorer.session.force import ForceView, examining, forcing, opening, trying
-from explorer.ui.controls import shown
 from explorer.ui.file_button import offered
 from explorer.ui.page import PRIVATE, STREAM
 from explorer.ui.proof_card import BUSY, EMPTY, IDLE, card, said, signs_card, trials_table
@@ -245,7 +244,7 @@ def force_tab(page: Page) -> None:
     for button, name in zip(examples, EXAMPLES, strict=True):
         chosen = EXAMPLES[name]
 
-        @shown
+        @page.told("Forcing")
         def on_example(request: gr.Request, chosen=chosen):
             kind, wanted, prompt, chat = chosen
             session = page.session(request)

@@ -126,7 +126,7 @@ def learn_tab(page: Page) -> None:
         """Judge a prediction by the numbers, and show the figure."""
         return redrawn(page.session(request), number, x, y, guess)
 
-    @shown
+    @page.told("Measuring")
     def on_run(number: int, request: gr.Request):
         """Measure a step on the loaded model."""
         session = page.session(request)

@@ -12,7 +12,6 @@ from explorer.errors import ExplorerError
 from explorer.session import Held, Session
 from explorer.session.look import finding, reading
 from explorer.session.look_views import LookView, RowsView
-from explorer.ui.controls import shown
 from explorer.ui.file_button import offered
 from explorer.ui.look_choices import Controls
 from explorer.ui.look_drawing import after_reading
@@ -37,7 +36,7 @@ def wire_actions(
             raise ExplorerError("No text has been looked at yet.", "Press Look first.")
         return session, view
 
-    @shown
+    @page.told("Finding heads")
     def on_find(rule: str, request: gr.Request):
         """Score every head by what it does."""
         session, view = seen(request)
@@ -45,7 +44,7 @@ def wire_actions(
         for status, found in page.follow(job):
             yield status, gr.skip() if found is None else found_figure(found)
 
-    @shown
+    @page.told("Reading a row")
     def on_read(request: gr.Request, *chosen):
         """Ask the model what the chosen token sees."""
         session, view = seen(request)

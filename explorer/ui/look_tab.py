@@ -210,7 +210,7 @@ def look_tab(page: Page) -> None:
         }
         return replace(choice, at=at, layer=best[0], head=best[1]), chosen
 
-    @shown
+    @page.told("Looking")
     def on_look(
         prompt: str,
         chat: bool,
@@ -229,7 +229,7 @@ def look_tab(page: Page) -> None:
         job = work(session, prompt, chat, specials, n_new, held)
         yield from followed(session, job, "Looking", group, mean, sinkless, stretch, log)
 
-    @shown
+    @page.told("Looking at both")
     def on_pair(
         at: int,
         layer: int,
@@ -260,7 +260,7 @@ def look_tab(page: Page) -> None:
         job = pairing(a, b)
         yield from followed(session, job, "Looking at both", *drawn, kept=(at, layer, head))
 
-    @shown
+    @page.told("Looking")
     def on_mark(
         at: int, layer: int, head: int, name: str, marks: str, request: gr.Request, *values
     ):
@@ -271,7 +271,7 @@ def look_tab(page: Page) -> None:
         yield from followed(session, job, "Looking", *drawn, kept=(at, layer, head))
 
     def example(text: str) -> Callable[..., Iterator[dict]]:
-        @shown
+        @page.told("Looking")
         def on_example(request: gr.Request, *values):
             """Put an example in the box and look at it: one click."""
             session = page.session(request)

@@ -73,7 +73,7 @@ def model_bar(page: Page, demo: gr.Blocks) -> None:
 
     choice = [name, quantization, dtype, device]
 
-    @shown
+    @page.told("Loading the model")
     def on_load(name: str, quantization: str, dtype: str, device: str, request: gr.Request):
         """Load a model and say what answered."""
         session = page.session(request)
@@ -94,7 +94,7 @@ def model_bar(page: Page, demo: gr.Blocks) -> None:
             page.sessions.choose(session.id, spec)
             page.sessions.keep(session.id, job.item)
 
-    @shown
+    @page.told("Loading the model")
     def on_open(request: gr.Request):
         session = page.session(request)
         here = loaded(session.spec) or answered.get(session.spec)

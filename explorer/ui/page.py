@@ -36,7 +36,6 @@ from typing import Any
 
 import gradio as gr
 
-from explorer.errors import ExplorerError
 from explorer.jobs import Job, Report, Work, Worker
 from explorer.lm import ModelSpec
 from explorer.session import Session, Sessions
@@ -99,8 +98,8 @@ class Page:
         )
 
     def told(self, title: str) -> Callable[[Callable], Callable]:
-        """`shown` for generators that draw the status line: what fails before there is a job is
-        told there as well.
+        """`shown` for generators that draw the status line: errors of what they start, and those
+        before there is a job, are told there as well. title: of what did not work
         """
 
         def decorate(handler: Callable) -> Callable:
@@ -108,7 +107,7 @@ class Page:
             def run(*args, **kwargs):
                 try:
                     yield from handler(*args, **kwargs)
-                except ExplorerError as error:
+                except Exception as error:
                     yield {self.status: line("failed", f"{title}: {sentence(error)}")}
                     raise
 
@@ -119,14 +118,10 @@ class Page:
     def follow(self, job: Job, min_interval: float = 0.3) -> Iterator[tuple[str, Any]]:
         """The status line and the newest item of a job (None where it is not new), until it ends.
 
-        An error is told in the status line first and then raised.
+        The error of a job that failed is raised at the end; for handlers under `told`.
         """
-        try:
-            for report in job.follow(min_interval):
-                yield status_line(job.title, report), report.item if report.fresh else None
-        except Exception as error:
-            yield line("failed", f"{job.title}: {sentence(error)}"), None
-            raise
+        for report in job.follow(min_interval):
+            yield status_line(job.title, report), report.item if report.fresh else None
 
 
 def status_line(title: str, report: Report) -> str:
