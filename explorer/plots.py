@@ -22,6 +22,12 @@ MARGIN = {"l": 48, "r": 12, "t": 12, "b": 44}
 LEAST = 1e-4  # shares below it have no colour on a logarithmic scale
 LABELLED = 40  # more positions than this get numbers instead of tokens on their axis
 DRAWN = 512  # positions of a figure at most: more than it has pixels for
+# Ticks of logarithmic axes, and how they are written: plotly's own leave out the power between two
+# decades, or run together.
+ROUND = {m * 10.0**k: f"{m * 10.0**k:g}" for k in range(-4, 6) for m in (1, 2, 5)}
+DECADES = {10.0**-k: f"{10.0**-k:g}" for k in range(4)} | {
+    10.0**-k: "10⁻" + "".join("⁰¹²³⁴⁵⁶⁷⁸⁹"[int(digit)] for digit in str(k)) for k in range(4, 13)
+}
 COLOURS = tuple(f"var(--method-{n})" for n in range(1, 7))  # of methods, in order
 # From one sign to the other, with nothing in the middle.
 DIVERGING = [

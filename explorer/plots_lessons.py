@@ -12,7 +12,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from explorer.lessons import facts, lessons, of_slots
-from explorer.plots import MARGIN
+from explorer.plots import DECADES, MARGIN
 
 Result = Mapping[str, Any]
 Words = Mapping[str, str]
@@ -21,9 +21,6 @@ PREFIX, SINK, PROMPT, OURS = (
     f"var(--{name})" for name in ("prefix", "sink", "prompt", "generated")
 )
 LAST = 1001  # in a legend, after what has no rank
-DECADES = {1.0: "1", 0.1: "0.1", 0.01: "0.01", 0.001: "0.001"} | {
-    10.0**-n: f"10{sign}" for n, sign in ((4, "⁻⁴"), (5, "⁻⁵"), (6, "⁻⁶"))
-}
 
 
 def figure(number: int, result: Result, x: int, y: int) -> go.Figure:

@@ -13,6 +13,7 @@ from explorer.tradeoff import FIRST, Curve, Measure, TradeOff
 
 Along = Literal["length", "slots"]
 
+HEIGHT = 380
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "star")
 TITLES: dict[Measure, str] = {
     "share": "share α of the prefix",
@@ -42,12 +43,6 @@ def tradeoff_chart(found: TradeOff, measure: Measure, along: Along = "length") -
     beside = _beside(found) if measure in ("share", "behind") else []
     if beside:
         told.append(f"outside of the softmax, without a share: {', '.join(beside)}")
-        figure.add_annotation(
-            text=f"outside of the softmax, without a share:<br>{', '.join(beside)}",
-            **{"xref": "paper", "yref": "paper", "x": 0, "y": 0, "align": "left"},
-            **{"xanchor": "left", "yanchor": "top", "yshift": -44},
-            showarrow=False,
-        )
     ticks = found.lengths
     if along == "slots":
         ticks = sorted({x for _, _, xs, _ in lines for x in xs if x.bit_count() == 1})
@@ -55,6 +50,15 @@ def tradeoff_chart(found: TradeOff, measure: Measure, along: Along = "length") -
             told.append("nothing here comes in several numbers of slots")
     title = "tokens of text" if along == "length" else f"slots, in front of {at} tokens"
     _dress(figure, measure, f"trade-off {measure} {along}", title, ticks)
+    if beside:  # below the title of the axis
+        figure.add_annotation(
+            text="<br>".join(["outside of the softmax, without a share:", *beside]),
+            **{"xref": "paper", "yref": "paper", "x": 0, "y": 0, "align": "left"},
+            **{"xanchor": "left", "yanchor": "top", "xshift": -56, "yshift": -52},
+            showarrow=False,
+            font={"size": 11},
+        )
+        figure.update_layout(height=HEIGHT + 16 * len(beside), margin_b=80 + 16 * len(beside))
     named = TITLES[measure].replace("<br>", ", ")
     figure.update_layout(meta={"alt": f"{named}: {'; '.join(told) or 'nothing yet'}."})
     return figure
@@ -145,15 +149,15 @@ def _dress(
 ) -> None:
     figure.update_layout(
         template="none",
-        height=380,
-        margin={**MARGIN, "t": 96, "l": 64, "b": 84},  # below: what has no share
+        height=HEIGHT,
+        margin={**MARGIN, "t": 96, "l": 72},
         hovermode="x unified",
         uirevision=revision,
         showlegend=True,
         legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
     )
     figure.update_xaxes(
-        title=title,
+        title={"text": title, "standoff": 8},
         type="log",
         tickvals=list(ticks),
         ticktext=[str(n) for n in ticks],

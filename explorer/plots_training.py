@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from explorer.plots import COLOURS, DIVERGING, MARGIN, cell_map, sequential
+from explorer.plots import COLOURS, DECADES, DIVERGING, MARGIN, ROUND, cell_map, sequential
 
 # A method has its colour wherever it is drawn; its variants differ in their dashes.
 _COLOUR = {"prefix-tuning": 0, "zero-gate": 2, "prefix-memory": 3, "lora": 4}
 _DASHES = ("solid", "dash", "dashdot")
-# Whole numbers at every tick, in one size: plotly's own leave out the power between two decades.
-_LOG = {"type": "log", "zeroline": False, "tickformat": "~g", "nticks": 8, "automargin": True}
 _FAINT = "var(--body-text-color-subdued)"
 
 # How a method's line looks: colour and dash
@@ -23,6 +21,19 @@ Line = tuple[str, str]
 def line_of(method: str, variant: int = 0) -> Line:
     """The line of a method's variant, counted from 0."""
     return COLOURS[_COLOUR[method]], _DASHES[variant % len(_DASHES)]
+
+
+def _log(ticks: Mapping[float, str]) -> dict:
+    """A logarithmic axis with these ticks."""
+    values, texts = list(ticks), list(ticks.values())
+    return {
+        "type": "log",
+        "zeroline": False,
+        "automargin": True,
+        "tickvals": values,
+        "ticktext": texts,
+        "tickangle": 0,
+    }
 
 
 def _legend(title: str) -> dict:
@@ -129,7 +140,7 @@ def loss_chart(
         zeroline=False,
         dtick=1 if steps <= 12 else None,
     )
-    figure.update_yaxes(title=f"{what}, log scale", **_LOG)
+    figure.update_yaxes(title=f"{what}, log scale", **_log(ROUND))
     return figure
 
 
@@ -205,6 +216,6 @@ def spectrum_chart(
         legend=_legend(title),
         meta={"alt": f"Spectrum of what is added, by axis: {told or 'nothing is added yet'}."},
     )
-    figure.update_xaxes(title="axis, largest first, log scale", **_LOG)
-    figure.update_yaxes(title="variance / largest, log scale", **_LOG | {"nticks": 4})
+    figure.update_xaxes(title="axis, largest first, log scale", **_log(ROUND))
+    figure.update_yaxes(title="variance / largest, log scale", **_log(DECADES))
     return figure
