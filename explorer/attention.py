@@ -5,8 +5,9 @@ ablations are all patches. `patched` installs them for the length of a `with` bl
 the model on every way out.
 
 Every method here has the form `o = a(q) · o_X + b(q)`: the model's own fused attention gives
-o_X, a patch adds its part. Nothing touches the cache, the mask or the position ids, so it works
-with every cache class, past sliding windows, on quantised weights, and under gradients.
+o_X, a patch adds its part. Nothing touches the cache or the position ids, and nothing but `apart`
+the mask, so it works with every cache class, past sliding windows, on quantised weights, and under
+gradients.
 
 Never hold a `patched` block open across a `yield`: the generator may be resumed on another
 thread, and another forward pass may come in between.
@@ -155,6 +156,32 @@ for _base, _mask in (("eager", eager_mask), ("sdpa", sdpa_mask)):
     # Without a mask function of the same name transformers silently builds no mask at all
     # (masking_utils, `_preprocess_mask_arguments`).
     AttentionMaskInterface.register(_PREFIX + _base, _mask)
+
+
+def apart(text: Tensor) -> Patch:
+    """A patch under which the texts that share a row do not see each other.
+
+    Each text still needs positions of its own. For rows that are read at once, without a cache.
+    Put it outermost, so that every other patch meets the mask.
+
+    text: (b, q) which of its row's texts a token belongs to
+    """
+    own = text[:, None, :, None] == text[:, None, None, :]  # (b, 1, q, k)
+    causal = own & torch.ones(own.shape[-2:], dtype=torch.bool, device=own.device).tril()
+
+    def keep_apart(call: AttentionCall) -> Output:
+        nonlocal own, causal
+        if own.device != call.query.device:  # a model may lie on several
+            own, causal = own.to(call.query.device), causal.to(call.query.device)
+        if call.mask is None:
+            mask = causal
+        elif call.mask.dtype == torch.bool:
+            mask = call.mask & own
+        else:
+            mask = call.mask.masked_fill(~own, torch.finfo(call.mask.dtype).min)
+        return replace(call, mask=mask).run()
+
+    return keep_apart
 
 
 def blocks(call: AttentionCall, n_keys: int) -> Iterator[slice]:

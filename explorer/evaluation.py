@@ -21,7 +21,7 @@ from explorer.examples import Wording, answer_ids, collate, example
 from explorer.lm import LoadedModel
 from explorer.methods import Adapter
 from explorer.text import decode
-from explorer.training import loss_of
+from explorer.training import loss_of, reading
 
 # Sequences whose cache is held at once.
 _AT_ONCE = 128
@@ -84,7 +84,9 @@ def evaluate(
                 score = likelihoods(lm, adapter, prompts, answers)  # (rows, classes)
                 scores.append(score)
             else:
-                lost += float(loss_of(lm, adapter, collate(some)))
+                batch = collate(some)
+                with reading(lm, None, batch):  # the adapter is applied already
+                    lost += float(loss_of(lm, adapter, batch))
             if generate:
                 said += _decoded(lm, adapter, prompts, max(len(one.answer) for one in some))
         n_tokens += sum(len(one.answer) for one in some)

@@ -46,18 +46,30 @@ class Example:
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Examples padded on the right.
+    """Examples packed into rows, one behind another, with padding on the right.
 
-    Padding lies behind everything it could disturb, so no mask is needed.
+    Padding lies behind everything it could disturb, so it needs no mask.
 
-    ids: (b, q)    targets: (b, n), the token that shall follow at each of `positions`, −100 where
-    nothing is asked    positions: (n,), those at which some row is asked    n_tokens: asked for
+    ids: (b, q)
+    positions: (b, q), of each token in its own example
+    asked: (n,), the tokens that something shall follow, ascending, counted through all rows
+    targets: (n,), what shall follow them
     """
 
     ids: Tensor
-    targets: Tensor
     positions: Tensor
-    n_tokens: int
+    asked: Tensor
+    targets: Tensor
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.targets)
+
+    @property
+    def texts(self) -> Tensor | None:
+        """(b, q), which example of its row a token belongs to; None where each row has but one."""
+        texts = (self.positions == 0).cumsum(1)
+        return texts if (texts > 1).any() else None
 
 
 def answer_ids(lm: LoadedModel, answer: str, wording: Wording) -> tuple[int, ...]:
@@ -113,26 +125,66 @@ def examples(lm: LoadedModel, rows: Sequence[Row], wording: Wording) -> tuple[Ex
 
 
 def collate(some: Sequence[Example]) -> Batch:
-    """Pad a few examples into one batch. Loss is asked for at the answers only."""
+    """Pack a few examples into one batch. Loss is asked for at the answers only.
+
+    Short texts of different lengths, each padded to the longest, are half padding.
+    """
     lengths = [len(one.prompt) + len(one.answer) - 1 for one in some]  # the last id is only said
-    ids = torch.zeros(len(some), max(lengths), dtype=torch.long)
-    targets = torch.full_like(ids, -100)
-    for row, (one, length) in enumerate(zip(some, lengths, strict=True)):
-        both = torch.tensor(one.prompt + one.answer)
-        ids[row, :length] = both[:-1]
-        targets[row, len(one.prompt) - 1 : length] = both[len(one.prompt) :]
-    positions = (targets != -100).any(0).nonzero()[:, 0]
-    return Batch(ids, targets[:, positions], positions, sum(len(one.answer) for one in some))
+    rows, width = packing(lengths)
+    ids = torch.zeros(len(rows), width, dtype=torch.long)
+    positions, targets = torch.zeros_like(ids), torch.full_like(ids, -100)
+    for row, members in enumerate(rows):
+        start = 0
+        for one, length in ((some[i], lengths[i]) for i in members):
+            both, stop = torch.tensor(one.prompt + one.answer), start + length
+            ids[row, start:stop] = both[:-1]
+            positions[row, start:] = torch.arange(width - start)
+            targets[row, start + len(one.prompt) - 1 : stop] = both[len(one.prompt) :]
+            start = stop
+    asked = (targets.flatten() != -100).nonzero()[:, 0]
+    return Batch(ids, positions, asked, targets.flatten()[asked])
+
+
+def packing(lengths: Sequence[int]) -> tuple[list[list[int]], int]:
+    """Which texts share a row, and how wide rows are, so that they take little room.
+
+    First fit, the longest first, for widths from the longest text to twice that: attention costs
+    the square of the width. Texts that fill their rows anyway stay alone, in their order.
+
+    → per row the indices of its texts, ascending, by the first; width
+    """
+    longest = max(lengths)
+    best = [[i] for i in range(len(lengths))], longest
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    for limit in range(longest, 2 * longest + 1, max(1, longest // 16)):
+        rows: list[list[int]] = []
+        room: list[int] = []
+        for i in order:
+            row = next((r for r, left in enumerate(room) if left >= lengths[i]), len(rows))
+            if row == len(rows):
+                rows.append([])
+                room.append(limit)
+            rows[row].append(i)
+            room[row] -= lengths[i]
+        width = limit - min(room)
+        if len(rows) * width < len(best[0]) * best[1]:
+            best = sorted(map(sorted, rows)), width
+    return best
 
 
 def shuffled(some: Sequence[Example], size: int, seed: int) -> Iterator[Batch]:
     """Batches without end: every example once, in a new order, then again."""
+    return map(collate, drawn(some, size, seed))
+
+
+def drawn(some: Sequence[Example], size: int, seed: int) -> Iterator[list[Example]]:
+    """What `shuffled` packs."""
     generator = torch.Generator().manual_seed(seed)
     size = min(size, len(some))
     while True:
         order = torch.randperm(len(some), generator=generator).tolist()
         for start in range(0, len(order), size):
-            yield collate([some[i] for i in order[start : start + size]])
+            yield [some[i] for i in order[start : start + size]]
 
 
 def worded(lm: LoadedModel, row: Row, wording: Wording) -> tuple[str, str]:

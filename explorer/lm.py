@@ -9,6 +9,8 @@ from __future__ import annotations
 import inspect
 import re
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -128,7 +130,8 @@ class LoadedModel:
         mask: Tensor | None = None,
         cache: Cache | None = None,
         start: int = 0,
-        last: int | Tensor | None = None,
+        last: int | None = None,
+        at: Tensor | None = None,
         positions: Tensor | None = None,
     ) -> Tensor:
         """Next-token scores. The only forward pass in the package.
@@ -140,16 +143,22 @@ class LoadedModel:
         mask: (b, k) 1 for a token, 0 for padding on either side, over cached and new tokens
         start: position of the first token of each row, counted from the first that is not padding
                (with a cache: position of the first new token, or without padding only)
-        last: score only the last so many positions, or those at the given indices, (n,)
+        last: score only the last so many positions
+        at: score only these tokens, (n,), ascending, counted through all rows: i·q + j
         positions: (1 or b, q) position of every token, where they do not simply follow `start`
-        → (b, q or last or n, v), float32
+        → (b, q or last, v), or (n, v) with `at`; float32
 
         Raises ExplorerError where learned positions end before the text does: on a GPU the lookup
         would take the whole process with it.
         """
-        before = start if mask is None or mask.shape == ids.shape else 0
-        end = before + (ids if mask is None else mask).shape[1]
-        if self.learned and positions is None and end > self.geometry.context:
+        if not self.learned:
+            end = 0
+        elif positions is not None:
+            end = int(positions.max()) + 1
+        else:
+            before = start if mask is None or mask.shape == ids.shape else 0
+            end = before + (ids if mask is None else mask).shape[1]
+        if end > self.geometry.context:
             raise ExplorerError(
                 f"With what stands before it the text ends at position {end:,}; this model has "
                 f"{self.geometry.context:,}.",
@@ -165,9 +174,8 @@ class LoadedModel:
             past = mask.shape[1] - ids.shape[1]
             counted = (mask.cumsum(-1) - 1).clamp(min=0)[:, past:]
             positions = counted + (start if past == 0 else 0)
-        last = last.to(self.device) if isinstance(last, Tensor) else last
         options = {} if last is None else {"logits_to_keep": last}
-        with self.lock:
+        with self.lock, nullcontext() if at is None else self._scored(at):
             out = self.model(
                 ids,
                 attention_mask=mask,
@@ -176,7 +184,28 @@ class LoadedModel:
                 use_cache=cache is not None,
                 **options,
             )
-        return out.logits.float()
+        if at is None:
+            return out.logits.float()
+        flat = out.logits.flatten(0, 1)
+        return (flat if len(flat) == len(at) else flat[at.to(flat.device)]).float()
+
+    @contextmanager
+    def _scored(self, at: Tensor) -> Iterator[None]:
+        """For the length of a block, the output layer is handed these tokens only.
+
+        `logits_to_keep` takes the same columns of all rows, which is most of them where answers
+        stand in different places, and scoring a token is a fifth of all work in a small model.
+        """
+
+        def pick(_: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
+            (hidden,) = given
+            return (hidden.flatten(0, 1)[at.to(hidden.device)][None],)
+
+        handle = self.model.get_output_embeddings().register_forward_pre_hook(pick)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     def new_cache(self) -> DynamicCache:
         """An empty cache of the kind this model decodes with."""

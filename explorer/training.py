@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from explorer.attention import apart, patched
 from explorer.data import Dataset, Split, read, split
 from explorer.errors import ExplorerError
 from explorer.examples import Batch, Wording, examples, shuffled
@@ -176,7 +177,7 @@ def _backward(
     """Add a batch's gradients. → its share of the loss: the sum over its tokens / n_tokens"""
     half = torch.autocast(lm.device.type, torch.bfloat16, enabled=config.half)
     sparing = recomputed(lm) if config.recompute else nullcontext()
-    with torch.enable_grad(), adapter.applied(lm), sparing:
+    with torch.enable_grad(), sparing, reading(lm, adapter, batch):
         with half:
             loss = loss_of(lm, adapter, batch) / n_tokens
         loss.backward()  # inside: what is computed again must meet the adapter again
@@ -186,14 +187,26 @@ def _backward(
 def loss_of(lm: LoadedModel, adapter: Adapter | None, batch: Batch) -> Tensor:
     """Negative log-likelihood of a batch's answers, in nats, summed over tokens.
 
-    The adapter must be applied already; it is asked only where the text begins.
+    To be asked in a block of `reading`; the adapter is asked only where the text begins.
     """
-    start = 0 if adapter is None else adapter.span
-    logits = lm.logits(batch.ids, start=start, last=batch.positions)  # (b, n, v)
-    targets = batch.targets.to(logits.device)
-    return F.cross_entropy(
-        logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum"
-    )
+    positions = batch.positions + (0 if adapter is None else adapter.span)
+    everything = torch.ones_like(batch.ids)  # so that texts are kept apart by `reading` alone
+    logits = lm.logits(batch.ids, mask=everything, positions=positions, at=batch.asked)
+    return F.cross_entropy(logits, batch.targets.to(logits.device), reduction="sum")
+
+
+@contextmanager
+def reading(lm: LoadedModel, adapter: Adapter | None, batch: Batch) -> Iterator[None]:
+    """For the length of a block, an adapter applied and the texts of a batch kept apart.
+
+    A backward pass that computes layers again must run inside.
+    """
+    texts = batch.texts
+    with (
+        adapter.applied(lm) if adapter is not None else nullcontext(),
+        patched(lm, apart(texts)) if texts is not None else nullcontext(),
+    ):
+        yield
 
 
 def _norm(parameters: list[Tensor]) -> Tensor:

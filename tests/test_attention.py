@@ -16,6 +16,7 @@ from transformers import DynamicCache, StaticCache
 
 from explorer.attention import (
     AttentionCall,
+    apart,
     blocks,
     log_sum_exp,
     logits_of,
@@ -194,6 +195,30 @@ def test_a_row_of_a_batch_is_the_row_alone(lm, side):
                 real = mask[row].bool()
                 alone = lm.logits(ids[row, real][None])
                 assert_close(together[row, real], alone[0], atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["fused", "eager"])
+def test_texts_kept_apart_in_one_row_are_the_texts_alone(lm, eager):
+    """Under masks of every kind, past the window, and past learned positions altogether."""
+    lengths = (LONG, 3, WINDOW, 1, 128 - LONG)
+    ids = tiny_ids(2, sum(lengths))
+    places = torch.cat([torch.arange(length) for length in lengths])[None].expand(2, -1)
+    everything = torch.ones_like(ids)
+    with patched(lm, apart((places == 0).cumsum(1)), eager=eager):
+        together = lm.logits(ids, mask=everything, positions=places)
+    alone = torch.cat([lm.logits(part) for part in ids.split(lengths, 1)], 1)
+    assert_close(together, alone, atol=2e-5, rtol=1e-5)
+    mixed = lm.logits(ids, mask=everything, positions=places)
+    assert (mixed - alone).abs().max() > 0.1
+
+
+def test_some_tokens_of_several_rows_can_be_scored_alone(lm):
+    ids = tiny_ids(2, LONG)
+    whole = lm.logits(ids)
+    for at in ([2, 3, LONG - 1, LONG, 2 * LONG - 1], [LONG + 4], range(2 * LONG)):
+        some = lm.logits(ids, at=torch.tensor(at))
+        assert_close(some, whole.flatten(0, 1)[list(at)], atol=1e-5, rtol=1e-5)
+    assert torch.equal(lm.logits(ids), whole)  # nothing of it stays
 
 
 @pytest.mark.parametrize("kind", ["own", "without windows", "static"])
@@ -401,6 +426,8 @@ def test_a_text_beyond_learned_positions_is_refused_and_others_are_read(lm):
             lm.logits(tiny_ids(1, beyond))
         with pytest.raises(ExplorerError, match=f"position {beyond + 1}"):
             lm.logits(tiny_ids(1, beyond - 3), start=4)
+        with pytest.raises(ExplorerError, match=f"position {beyond}"):
+            lm.logits(tiny_ids(1, 2), positions=torch.tensor([[0, beyond - 1]]))
         assert lm.logits(tiny_ids(1, beyond - 3), start=2, last=1).isfinite().all()
     else:
         assert lm.logits(tiny_ids(1, beyond), last=1).isfinite().all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 
+import numpy as np
 import pyarrow
 import pytest
 from pyarrow import parquet
@@ -17,8 +18,10 @@ from explorer.examples import (
     Wording,
     answer_ids,
     collate,
+    drawn,
     example,
     examples,
+    packing,
     shuffled,
     worded,
 )
@@ -226,13 +229,31 @@ def test_a_long_text_is_cut_and_its_template_is_not(lm):
 
 def test_loss_is_asked_for_at_the_answer_and_the_end_of_text_only(lm):
     end = lm.tokenizer.eos_token_id
-    some = [Example((5, 6, 7), (8, end)), Example((9,), (10, 11, end))]
+    some = [Example((5, 6, 7), (8, end)), Example((9,), (10, 11, end)), Example((12,), (13,))]
     batch = collate(some)
-    assert batch.ids.tolist() == [[5, 6, 7, 8], [9, 10, 11, 0]]
-    assert batch.positions.tolist() == [0, 1, 2, 3]
-    assert batch.targets.tolist() == [[-100, -100, 8, end], [10, 11, end, -100]]
-    assert batch.n_tokens == 5
-    assert (batch.targets != -100).sum() == 5
+    assert batch.ids.tolist() == [[5, 6, 7, 8], [9, 10, 11, 12]]
+    assert batch.positions.tolist() == [[0, 1, 2, 3], [0, 1, 2, 0]]
+    assert batch.texts.tolist() == [[1, 1, 1, 1], [1, 1, 1, 2]]
+    assert batch.asked.tolist() == [2, 3, 4, 5, 6, 7]
+    assert batch.targets.tolist() == [8, end, 10, 11, end, 13]
+    assert batch.n_tokens == 6
+
+
+def test_texts_are_packed_into_no_more_room_than_padding_would_take():
+    random = np.random.default_rng(0)
+    for _ in range(300):
+        lengths = random.integers(1, random.integers(2, 60), random.integers(1, 20)).tolist()
+        rows, width = packing(lengths)
+        assert sorted(i for row in rows for i in row) == list(range(len(lengths)))
+        assert max(sum(lengths[i] for i in row) for row in rows) == width
+        assert max(lengths) <= width <= 2 * max(lengths)
+        assert len(rows) * width <= len(lengths) * max(lengths)
+        assert packing(lengths) == (rows, width)
+    assert packing([7] * 5) == ([[0], [1], [2], [3], [4]], 7)  # nothing to gain, nothing moved
+    few_shot = [9, 12, 13, 14, 18, 20, 28, 42]
+    rows, width = packing(few_shot)
+    assert len(rows) * width < 1.1 * sum(few_shot)
+    assert collate([Example((1,) * n, (2,)) for n in (4, 4)]).texts is None
 
 
 def test_padding_that_is_the_end_of_text_never_hides_the_end_of_text():
@@ -241,7 +262,7 @@ def test_padding_that_is_the_end_of_text_never_hides_the_end_of_text():
     lm = freeze(tiny_model("llama"), tokenizer)
     rows = [Row("the cat", "mat"), Row("the cat sat on the mat", "red house")]
     batch = collate(examples(lm, rows, Wording("{text} :")))
-    assert (batch.targets == tokenizer.eos_token_id).sum(1).tolist() == [1, 1]
+    assert (batch.targets == tokenizer.eos_token_id).sum() == 2
 
 
 def test_answers_and_plain_texts_are_rows_too(write, lm):
@@ -258,9 +279,13 @@ def test_answers_and_plain_texts_are_rows_too(write, lm):
 
 def test_every_example_comes_once_before_any_comes_again():
     some = [Example((n,), (n,)) for n in range(7)]
-    stream = shuffled(some, 3, seed=0)
-    epochs = [sorted(i for _ in range(3) for i in next(stream).ids[:, 0].tolist()) for _ in "ab"]
+    stream = drawn(some, 3, seed=0)
+    epochs = [sorted(one.prompt[0] for _ in range(3) for one in next(stream)) for _ in "ab"]
     assert epochs == [list(range(7))] * 2
+    again = shuffled(some, 3, seed=0)
+    assert sorted(next(again).ids[:, 0].tolist()) == sorted(
+        one.prompt[0] for one in next(drawn(some, 3, seed=0))
+    )
     again = shuffled(some, 3, seed=0)
     assert next(again).ids.tolist() == next(shuffled(some, 3, seed=0)).ids.tolist()
 

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from explorer import adapters
 from explorer.attention import AttentionCall, patched
-from explorer.examples import Example, shuffled
+from explorer.examples import Example, collate, drawn
 from explorer.lm import freeze
 from explorer.methods import methods, n_parameters
 from explorer.methods.lora import LoraConfig
@@ -20,7 +20,7 @@ from explorer.methods.prefix_tuning import PrefixTuningConfig
 from explorer.methods.zero_gate import ZeroGateConfig
 from explorer.prefix import Prefix
 from explorer.projections import project
-from explorer.training import FitConfig, fit
+from explorer.training import FitConfig, fit, loss_of, reading
 from tests.conftest import assert_same_state, state_of
 from tests.tiny import ARCHITECTURES, WINDOW, tiny_ids, tiny_model, tiny_tokenizer
 
@@ -58,9 +58,18 @@ def stirred(lm, label: str, seed: int = 0):
     return adapter
 
 
+def texts(n_rows: int = 4) -> list[Example]:
+    """Of several lengths, one beyond the sliding window."""
+    ends = [WINDOW + 2, 3, 6, 2, 5]
+    ids = tiny_ids(n_rows, WINDOW + 5).tolist()
+    return [
+        Example(tuple(row[:end]), tuple(row[end : end + 3]))
+        for row, end in zip(ids, ends, strict=False)
+    ]
+
+
 def batches(n_rows: int = 4, seed: int = 0):
-    ids = tiny_ids(n_rows, 9).tolist()
-    return shuffled([Example(tuple(row[:6]), tuple(row[6:])) for row in ids], 2, seed)
+    return map(collate, drawn(texts(n_rows), 2, seed))
 
 
 def answers(lm, adapter, ids, mask=None):
@@ -104,6 +113,28 @@ def test_only_the_adapter_moves_and_every_part_of_it(lm, label):
     for old, new in zip(before, adapter.parameters(), strict=True):
         assert new.dtype == torch.float32
         assert not torch.equal(old, new)
+
+
+def test_texts_that_share_a_row_do_not_see_each_other(lm, label):
+    adapter, some = stirred(lm, label), texts(5)
+    whole = collate(some)
+    assert 1 < len(whole.ids) < len(some) and whole.ids.shape[1] > WINDOW
+
+    def gradients(*groups):
+        adapter.zero_grad()
+        total = 0.0
+        for group in groups:
+            batch = collate(group)
+            with torch.enable_grad(), reading(lm, adapter, batch):
+                loss = loss_of(lm, adapter, batch)
+                loss.backward()
+            total += loss.item()
+        return total, [parameter.grad.clone() for parameter in adapter.parameters()]
+
+    together, alone = gradients(some), gradients(*([one] for one in some))
+    assert_close(together[0], alone[0], atol=1e-4, rtol=1e-5)
+    for ours, theirs in zip(together[1], alone[1], strict=True):
+        assert_close(ours, theirs, atol=1e-4, rtol=1e-3)
 
 
 def test_stopping_or_failing_leaves_nothing_behind(lm, label):
@@ -344,9 +375,16 @@ def losses_of(model, parameters, rows, n_steps: int = 20, **kwargs) -> list[floa
     """A plain loop around somebody else's model."""
     optimizer = torch.optim.AdamW(parameters, lr=1e-2, betas=(0.9, 0.95), weight_decay=0.0)
     losses = []
-    for batch in islice(rows, n_steps):
-        logits = model(input_ids=batch.ids, **kwargs).logits[:, batch.positions]
-        loss = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
+    for some in islice(rows, n_steps):
+        width = max(len(one.prompt + one.answer) for one in some)
+        ids = torch.zeros(len(some), width, dtype=torch.long)
+        targets = torch.full_like(ids, -100)
+        for row, one in enumerate(some):  # padded, where ours are packed
+            both = torch.tensor(one.prompt + one.answer)
+            ids[row, : len(both)] = both
+            targets[row, len(one.prompt) - 1 : len(both) - 1] = both[len(one.prompt) :]
+        logits = model(input_ids=ids, **kwargs).logits
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
@@ -379,7 +417,7 @@ def test_lora_learns_as_in_peft(architecture):
     assert not missing.unexpected_keys
     trained = [p for p in theirs.parameters() if p.requires_grad]
     assert len(trained) == len(state)
-    assert_close(ours, losses_of(theirs, trained, batches()), atol=1e-4, rtol=0)
+    assert_close(ours, losses_of(theirs, trained, drawn(texts(), 2, 0)), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "gpt2"])
@@ -416,7 +454,7 @@ def test_prefix_tuning_learns_as_in_peft(architecture):
         mask = torch.ones(len(input_ids), 5 + input_ids.shape[1])
         return lm.model(input_ids=input_ids, attention_mask=mask, cache=cache)
 
-    theirs = losses_of(model, list(encoder.parameters()), batches())
+    theirs = losses_of(model, list(encoder.parameters()), drawn(texts(), 2, 0))
     assert_close(ours, theirs, atol=1e-4, rtol=0)
 
 

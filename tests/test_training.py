@@ -60,8 +60,9 @@ def test_the_same_seed_gives_the_same_losses_bit_for_bit(tiny, label):
     data = Split(ROWS[:3] + ROWS[5:8], ROWS[3:5], CLASSES, "classes")
 
     def losses(seed):
-        steps = train(tiny, data, method=method, config=config, steps=4, seed=seed, wording=WORDING)
-        return [step.loss for step in steps]
+        fitting = FitConfig(steps=4, learning_rate=1e-2, batch_size=4)  # not all rows in one batch
+        how = {"method": method, "config": config, "fitting": fitting}
+        return [step.loss for step in train(tiny, data, **how, seed=seed, wording=WORDING)]
 
     assert losses(0) == losses(0)
     assert losses(0) != losses(1)
