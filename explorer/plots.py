@@ -9,7 +9,8 @@ shape (`frame`, `column`) that the page can move without getting the figure agai
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import plotly.graph_objects as go
@@ -22,12 +23,7 @@ MARGIN = {"l": 48, "r": 12, "t": 12, "b": 44}
 LEAST = 1e-4  # shares below it have no colour on a logarithmic scale
 LABELLED = 40  # more positions than this get numbers instead of tokens on their axis
 DRAWN = 512  # positions of a figure at most: more than it has pixels for
-# Ticks of logarithmic axes, and how they are written: plotly's own leave out the power between two
-# decades, or run together.
-ROUND = {m * 10.0**k: f"{m * 10.0**k:g}" for k in range(-4, 6) for m in (1, 2, 5)}
-DECADES = {10.0**-k: f"{10.0**-k:g}" for k in range(4)} | {
-    10.0**-k: "10⁻" + "".join("⁰¹²³⁴⁵⁶⁷⁸⁹"[int(digit)] for digit in str(k)) for k in range(4, 13)
-}
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 COLOURS = tuple(f"var(--method-{n})" for n in range(1, 7))  # of methods, in order
 # From one sign to the other, with nothing in the middle.
 DIVERGING = [
@@ -111,6 +107,48 @@ def sequential(group: str) -> list:
     """From a tint of a group's colour, so that a cell of nothing is still a cell, to all of it."""
     colour = f"--{group if group in GROUPS else 'mark'}"
     return [[0, f"var({colour}-faint)"], [1, f"var({colour})"]]
+
+
+def log_ticks(values: Iterable[float | None]) -> dict[str, list]:
+    """Three round ticks or a few more in the reach of some numbers, of which those above 0 count.
+
+    plotly's own leave out the power between two decades, run together, or show none at all.
+    """
+    some = [value for value in values if value is not None and 0 < value < math.inf] or [1.0]
+    low, high = min(some), max(some)
+    if low == high:  # plotly shows a decade to both sides
+        low, high = low / 5, high * 5
+    if high < 10 * low:
+        ticks = _evenly(low, high)
+    else:
+        for marks in ((1,), (1, 2, 5)):
+            powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+            ticks = [mark * 10.0**power for power in powers for mark in marks]
+            ticks = [tick for tick in ticks if 0.98 * low <= tick <= 1.02 * high]
+            if len(ticks) > 2:
+                break
+    ticks = ticks[:: -math.ceil(len(ticks) / 7)][::-1]
+    return {"tickvals": ticks, "ticktext": [_written(tick) for tick in ticks]}
+
+
+def _evenly(low: float, high: float) -> list[float]:
+    """Multiples of the largest step of 1, 2 or 5 tenths, hundredths, … that has three of them."""
+    power = math.ceil(math.log10(high - low))
+    for digits in range(-power, 4 - power):
+        for mark in (5, 2, 1):
+            step = mark * 10.0**-digits
+            first, last = math.ceil(low / step), math.floor(high / step)
+            if last - first >= 2:
+                return [round(i * step, digits) for i in range(first, last + 1)]
+    return [low, high]  # nearer than numbers can tell
+
+
+def _written(tick: float) -> str:
+    power = math.floor(math.log10(tick) + 1e-9)
+    if -4 < power < 5:
+        return f"{tick:.10g}"
+    mark, sign = round(tick / 10.0**power, 6), str(power).translate(_RAISED)
+    return f"10{sign}" if mark == 1 else f"{mark:g}·10{sign}"
 
 
 def cell_map(

@@ -12,7 +12,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from explorer.lessons import facts, lessons, of_slots
-from explorer.plots import DECADES, MARGIN
+from explorer.plots import MARGIN, log_ticks
 
 Result = Mapping[str, Any]
 Words = Mapping[str, str]
@@ -162,8 +162,7 @@ def _memory(drawn: go.Figure, words: Words, known: Result, result: Result) -> No
         )
     drawn.update_layout(uirevision="memory")
     drawn.update_xaxes(range=[0.5, known["head_dim"] + 0.5])
-    drawn.update_yaxes(type="log", range=[-6, 0.2])
-    drawn.update_yaxes(tickvals=list(DECADES), ticktext=list(DECADES.values()))
+    drawn.update_yaxes(type="log", range=[-6, 0.2], **log_ticks([1e-6, 1]))
 
 
 def _cache(drawn: go.Figure, words: Words, known: Result, result: Result) -> None:  # noqa: ARG001

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import plotly.graph_objects as go
 
-from explorer.plots import COLOURS, DECADES, DIVERGING, MARGIN, ROUND, cell_map, sequential
+from explorer.plots import COLOURS, DIVERGING, MARGIN, cell_map, log_ticks, sequential
 
 # A method has its colour wherever it is drawn; its variants differ in their dashes.
 _COLOUR = {"prefix-tuning": 0, "zero-gate": 2, "prefix-memory": 3, "lora": 4}
@@ -23,17 +23,10 @@ def line_of(method: str, variant: int = 0) -> Line:
     return COLOURS[_COLOUR[method]], _DASHES[variant % len(_DASHES)]
 
 
-def _log(ticks: Mapping[float, str]) -> dict:
-    """A logarithmic axis with these ticks."""
-    values, texts = list(ticks), list(ticks.values())
-    return {
-        "type": "log",
-        "zeroline": False,
-        "automargin": True,
-        "tickvals": values,
-        "ticktext": texts,
-        "tickangle": 0,
-    }
+def _log(values: Iterable[float]) -> dict:
+    """A logarithmic axis for these numbers."""
+    lying = {"zeroline": False, "automargin": True, "tickangle": 0}
+    return {"type": "log", **lying, **log_ticks(values)}
 
 
 def _legend(title: str) -> dict:
@@ -140,7 +133,8 @@ def loss_chart(
         zeroline=False,
         dtick=1 if steps <= 12 else None,
     )
-    figure.update_yaxes(title=f"{what}, log scale", **_log(ROUND))
+    drawn = [y for line in figure.data if line.visible is not False for y in line.y]
+    figure.update_yaxes(title=f"{what}, log scale", **_log(drawn))
     return figure
 
 
@@ -216,6 +210,8 @@ def spectrum_chart(
         legend=_legend(title),
         meta={"alt": f"Spectrum of what is added, by axis: {told or 'nothing is added yet'}."},
     )
-    figure.update_xaxes(title="axis, largest first, log scale", **_log(ROUND))
-    figure.update_yaxes(title="variance / largest, log scale", **_log(DECADES))
+    longest = max((len(decay) for decay in decays.values()), default=64)
+    figure.update_xaxes(title="axis, largest first, log scale", **_log([1, longest]))
+    drawn = [y for line in figure.data for y in line.y]
+    figure.update_yaxes(title="variance / largest, log scale", **_log(drawn))
     return figure

@@ -400,6 +400,27 @@ def test_rows_that_were_read_before_are_kept_as_far_as_there_is_room(smaller, mo
     assert [rows.positions for rows, _ in second.after(first).parts] == [(2,)]
 
 
+def test_logarithmic_axes_have_a_few_round_ticks_in_reach():
+    def written(*values):
+        return plots.log_ticks(values)["ticktext"]
+
+    assert written(1, 64) == ["1", "2", "5", "10", "20", "50"]
+    assert written(0.6, None, 10, float("inf"), 0) == ["1", "2", "5", "10"]
+    assert written(2.1, 5.1) == ["3", "4", "5"]
+    assert written(1e-12, 1) == ["10⁻¹²", "10⁻¹⁰", "10⁻⁸", "10⁻⁶", "10⁻⁴", "0.01", "1"]
+    assert written(1e-5, 3e-5) == ["10⁻⁵", "2·10⁻⁵", "3·10⁻⁵"]
+    assert written(4.571, 4.603) == ["4.58", "4.59", "4.6"]
+    assert written(1, 49152) == ["1", "10", "100", "1000", "10000"]
+    for low in np.logspace(-9, 4, 40):
+        for reach in (1.0, 1.001, 1.3, 2, 9, 80, 1e5):
+            ticks = plots.log_ticks([low, low * reach])
+            assert 3 <= len(ticks["tickvals"]) <= 7
+            assert reach == 1 or 0.97 * low <= ticks["tickvals"][0]
+            assert reach == 1 or ticks["tickvals"][-1] <= 1.03 * reach * low
+            assert ticks["tickvals"] == sorted(ticks["tickvals"])
+            assert len(set(ticks["ticktext"])) == len(ticks["ticktext"])
+
+
 def test_a_long_text_shows_a_window_of_its_tokens(spec):
     words = "the cat sat on a mat and the dog ran by the sea " * 9
     long = run(looking(ModelSpec(spec.name, device="cpu"), words))[-1]

@@ -82,12 +82,15 @@ function draw() {
   if (coarse) layout.dragmode = false;  // a finger on the figure scrolls the page
   for (const key of Object.keys(layout)) if (/^[xy]axis/.test(key))
     layout[key] = {gridcolor: faint, zerolinecolor: faint, linecolor: faint, ...layout[key]};
-  for (const axis of Object.values(layout)) {  // labels that would overlap: every second, third…
+  for (const [key, axis] of Object.entries(layout)) {  // where labels overlap: every second, third…
     if (!axis || !Array.isArray(axis.tickvals) || !axis.ticktext) continue;
     const count = axis.ticktext.length;
     const longest = Math.max(...axis.ticktext.map(text => `${text}`.length));
-    const each = axis.tickangle === 0 ? 8 + 7 * longest : 15;  // lying, or turned upright
-    const step = Math.ceil(count * each / Math.max(60, element.clientWidth - 70));
+    const across = key.startsWith('x') && axis.tickangle === 0;  // lying side by side
+    const each = across ? 8 + 7 * longest : 15;
+    const {t = 12, b = 44} = layout.margin || {};
+    const room = key.startsWith('x') ? element.clientWidth - 70 : (layout.height || 300) - t - b;
+    const step = Math.ceil(count * each / Math.max(60, room));
     const kept = (_, i) => (count - 1 - i) % step === 0;  // the last is always there
     axis.ticktext = axis.ticktext.filter(kept);
     axis.tickvals = axis.tickvals.filter(kept);

@@ -24,6 +24,17 @@ def test_a_new_page_is_ready_and_a_run_is_named_and_listed(visit):
     told = page.locator("#train-loss .legendtitletext")
     expect(told).to_contain_text("on requests")
     run = re.search(r"Run (\w+)", told.text_content())[1]
+    for figure, axis in (("loss", "y"), ("spectrum", "x"), ("spectrum", "y")):
+        plot = page.locator(f"#train-{figure}")
+        plot.scroll_into_view_if_needed()  # drawn when there is time, or here
+        ticks = plot.locator(f".{axis}tick text")
+        expect(ticks).not_to_have_count(0)
+        written = ticks.all_text_contents()
+        assert len(written) >= 3, (figure, axis, written)
+        drawn = plot.evaluate(  # as many as the figure asks for: none was left out in the page
+            f"element => element.querySelector('.plot').layout.{axis}axis.ticktext"
+        )
+        assert set(written) == set(drawn)
     page.get_by_role("button", name=re.compile("^Runs")).click()
     expect(page.locator("#train-runs")).to_contain_text(run)
     expect(page.get_by_label("Run", exact=True)).to_have_value(re.compile(f"^{run} · done"))
