@@ -23,8 +23,8 @@ def spec(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def url(spec):
-    demo = build(spec)
+def url(spec, tmp_path_factory):
+    demo = build(spec, tmp_path_factory.mktemp("data"))
     _, url, _ = demo.launch(prevent_thread_lock=True, quiet=True, **LAUNCH)
     yield url
     demo.close()

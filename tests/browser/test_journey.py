@@ -12,8 +12,8 @@ PATIENT = 300_000  # milliseconds; a small machine trains slowly
 
 
 @pytest.fixture(scope="module")
-def address():
-    demo = build()
+def address(tmp_path_factory):
+    demo = build(data=tmp_path_factory.mktemp("data"))
     _, address, _ = demo.launch(prevent_thread_lock=True, quiet=True, **LAUNCH)
     yield address
     demo.close()
