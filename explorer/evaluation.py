@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
+from explorer.attention import keeps_apart
 from explorer.data import Row
 from explorer.examples import Wording, answer_ids, collate, example
 from explorer.lm import LoadedModel
@@ -72,6 +73,7 @@ def evaluate(
     answers = [answer_ids(lm, name, wording) for name in classes]
     size = max(1, min(16, _AT_ONCE // max(1, len(classes))))
     scores, said, lost, n_tokens = [], [], 0.0, 0
+    share = not answers and keeps_apart(lm)
     worded = [example(lm, row, wording) for row in rows]
     order = sorted(range(len(rows)), key=lambda i: len(worded[i].prompt))  # little padding
     back = sorted(range(len(rows)), key=order.__getitem__)
@@ -84,7 +86,7 @@ def evaluate(
                 score = likelihoods(lm, adapter, prompts, answers)  # (rows, classes)
                 scores.append(score)
             else:
-                batch = collate(some)
+                batch = collate(some, share=share)
                 with reading(lm, None, batch):  # the adapter is applied already
                     lost += float(loss_of(lm, adapter, batch))
             if generate:

@@ -18,6 +18,9 @@ from explorer.errors import ExplorerError
 from explorer.lm import LoadedModel
 from explorer.text import decode, encode, plain
 
+# Tokens of a shared row at most: some models see in chunks of a row, or choose among its keys.
+WIDEST = 1024
+
 
 @dataclass(frozen=True)
 class Wording:
@@ -124,13 +127,15 @@ def examples(lm: LoadedModel, rows: Sequence[Row], wording: Wording) -> tuple[Ex
     return tuple(example(lm, row, wording) for row in rows)
 
 
-def collate(some: Sequence[Example]) -> Batch:
+def collate(some: Sequence[Example], *, share: bool = True) -> Batch:
     """Pack a few examples into one batch. Loss is asked for at the answers only.
 
     Short texts of different lengths, each padded to the longest, are half padding.
+
+    share: rows; not for models that cannot keep texts apart (`attention.keeps_apart`)
     """
     lengths = [len(one.prompt) + len(one.answer) - 1 for one in some]  # the last id is only said
-    rows, width = packing(lengths)
+    rows, width = packing(lengths) if share else ([[i] for i in range(len(some))], max(lengths))
     ids = torch.zeros(len(rows), width, dtype=torch.long)
     positions, targets = torch.zeros_like(ids), torch.full_like(ids, -100)
     for row, members in enumerate(rows):
@@ -138,7 +143,8 @@ def collate(some: Sequence[Example]) -> Batch:
         for one, length in ((some[i], lengths[i]) for i in members):
             both, stop = torch.tensor(one.prompt + one.answer), start + length
             ids[row, start:stop] = both[:-1]
-            positions[row, start:] = torch.arange(width - start)
+            # Padding counts on, but never beyond the longest text: tables of positions end there.
+            positions[row, start:] = torch.arange(width - start).clamp(max=max(lengths) - 1)
             targets[row, start + len(one.prompt) - 1 : stop] = both[len(one.prompt) :]
             start = stop
     asked = (targets.flatten() != -100).nonzero()[:, 0]
@@ -146,17 +152,19 @@ def collate(some: Sequence[Example]) -> Batch:
 
 
 def packing(lengths: Sequence[int]) -> tuple[list[list[int]], int]:
-    """Which texts share a row, and how wide rows are, so that they take little room.
+    """Which texts share a row, and how wide rows are, so that reading them costs little.
 
-    First fit, the longest first, for widths from the longest text to twice that: attention costs
-    the square of the width. Texts that fill their rows anyway stay alone, in their order.
+    First fit, the longest first, for widths from the longest text to twice that. Texts that nearly
+    fill their rows stay alone, in their order: a wider row costs attention more, and a mask takes
+    its fastest kernels away.
 
     → per row the indices of its texts, ascending, by the first; width
     """
     longest = max(lengths)
     best = [[i] for i in range(len(lengths))], longest
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    for limit in range(longest, 2 * longest + 1, max(1, longest // 16)):
+    least = 0.9 * _cost(*best)
+    for limit in range(longest, min(2 * longest, WIDEST) + 1, max(1, longest // 16)):
         rows: list[list[int]] = []
         room: list[int] = []
         for i in order:
@@ -167,14 +175,21 @@ def packing(lengths: Sequence[int]) -> tuple[list[list[int]], int]:
             rows[row].append(i)
             room[row] -= lengths[i]
         width = limit - min(room)
-        if len(rows) * width < len(best[0]) * best[1]:
-            best = sorted(map(sorted, rows)), width
+        if _cost(rows, width) < least:
+            best, least = (sorted(map(sorted, rows)), width), _cost(rows, width)
     return best
 
 
-def shuffled(some: Sequence[Example], size: int, seed: int) -> Iterator[Batch]:
+def _cost(rows: Sequence[Sequence[int]], width: int) -> float:
+    """Of reading, in tokens: to a small model attention over 1,000 keys is the rest once more."""
+    return len(rows) * width * (1 + width / 1000)
+
+
+def shuffled(
+    some: Sequence[Example], size: int, seed: int, *, share: bool = True
+) -> Iterator[Batch]:
     """Batches without end: every example once, in a new order, then again."""
-    return map(collate, drawn(some, size, seed))
+    return (collate(group, share=share) for group in drawn(some, size, seed))
 
 
 def drawn(some: Sequence[Example], size: int, seed: int) -> Iterator[list[Example]]:

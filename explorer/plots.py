@@ -114,8 +114,8 @@ def log_ticks(values: Iterable[float | None]) -> dict[str, list]:
 
     plotly's own leave out the power between two decades, run together, or show none at all.
     """
-    some = [value for value in values if value is not None and 0 < value < math.inf] or [1.0]
-    low, high = min(some), max(some)
+    some = [value for value in values if value is not None and 1e-300 < value < 1e300]
+    low, high = min(some, default=1.0), max(some, default=1.0)
     if low == high:  # plotly shows a decade to both sides
         low, high = low / 5, high * 5
     if high < 10 * low:
@@ -147,8 +147,8 @@ def _written(tick: float) -> str:
     power = math.floor(math.log10(tick) + 1e-9)
     if -4 < power < 5:
         return f"{tick:.10g}"
-    mark, sign = round(tick / 10.0**power, 6), str(power).translate(_RAISED)
-    return f"10{sign}" if mark == 1 else f"{mark:g}·10{sign}"
+    mark, sign = round(tick / 10.0**power, 9), str(power).translate(_RAISED)
+    return f"10{sign}" if mark == 1 else f"{mark:.10g}·10{sign}"
 
 
 def cell_map(

@@ -24,9 +24,9 @@ def line_of(method: str, variant: int = 0) -> Line:
 
 
 def _log(values: Iterable[float]) -> dict:
-    """A logarithmic axis for these numbers."""
-    lying = {"zeroline": False, "automargin": True, "tickangle": 0}
-    return {"type": "log", **lying, **log_ticks(values)}
+    """A logarithmic axis for these numbers. It does not zoom: its ticks would be left behind."""
+    fixed = {"fixedrange": True, "zeroline": False, "automargin": True, "tickangle": 0}
+    return {"type": "log", **fixed, **log_ticks(values)}
 
 
 def _legend(title: str) -> dict:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from explorer.attention import apart, patched
+from explorer.attention import apart, keeps_apart, patched
 from explorer.data import Dataset, Split, read, split
 from explorer.errors import ExplorerError
 from explorer.examples import Batch, Wording, examples, shuffled
@@ -199,9 +199,12 @@ def loss_of(lm: LoadedModel, adapter: Adapter | None, batch: Batch) -> Tensor:
 def reading(lm: LoadedModel, adapter: Adapter | None, batch: Batch) -> Iterator[None]:
     """For the length of a block, an adapter applied and the texts of a batch kept apart.
 
-    A backward pass that computes layers again must run inside.
+    A backward pass that computes layers again must run inside; a forward pass over anything but
+    this batch must not, for the mask is this batch's.
     """
     texts = batch.texts
+    if texts is not None and not keeps_apart(lm):
+        raise ValueError("this model needs a row for each text: collate(…, share=False)")
     with (
         adapter.applied(lm) if adapter is not None else nullcontext(),
         patched(lm, apart(texts)) if texts is not None else nullcontext(),
@@ -256,7 +259,8 @@ def train(
         data = split(data, shots=shots, seed=seed)
     rows = examples(lm, data.train, wording or Wording())
     adapter = method.build(lm, config or method.config(), seed)
-    yield from fit(lm, adapter, shuffled(rows, fitting.batch_size, seed), fitting)
+    batches = shuffled(rows, fitting.batch_size, seed, share=keeps_apart(lm))
+    yield from fit(lm, adapter, batches, fitting)
 
 
 def named(name: str) -> Method:

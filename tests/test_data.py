@@ -14,6 +14,7 @@ from explorer import data, hub_rows
 from explorer.data import Dataset, Row, bundled, read, split
 from explorer.errors import ExplorerError
 from explorer.examples import (
+    WIDEST,
     Example,
     Wording,
     answer_ids,
@@ -249,11 +250,19 @@ def test_texts_are_packed_into_no_more_room_than_padding_would_take():
         assert max(lengths) <= width <= 2 * max(lengths)
         assert len(rows) * width <= len(lengths) * max(lengths)
         assert packing(lengths) == (rows, width)
+        batch = collate([Example((1,) * length, (2,)) for length in lengths])
+        assert batch.positions.max() == max(lengths) - 1  # padding does not go beyond
+        assert len(batch.targets) == len(lengths)
     assert packing([7] * 5) == ([[0], [1], [2], [3], [4]], 7)  # nothing to gain, nothing moved
+    for alike in ([1000, 990], [240, 258, 251, 247, 244, 256, 249, 253], [700, 900]):
+        assert packing(alike) == ([[i] for i in range(len(alike))], max(alike))
+    assert packing([600, 10, 10])[1] <= WIDEST
+    assert packing([1500, 10, 20]) == ([[0], [1], [2]], 1500)
     few_shot = [9, 12, 13, 14, 18, 20, 28, 42]
     rows, width = packing(few_shot)
     assert len(rows) * width < 1.1 * sum(few_shot)
     assert collate([Example((1,) * n, (2,)) for n in (4, 4)]).texts is None
+    assert collate([Example((1,) * n, (2,)) for n in few_shot], share=False).texts is None
 
 
 def test_padding_that_is_the_end_of_text_never_hides_the_end_of_text():

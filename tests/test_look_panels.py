@@ -412,13 +412,15 @@ def test_logarithmic_axes_have_a_few_round_ticks_in_reach():
     assert written(4.571, 4.603) == ["4.58", "4.59", "4.6"]
     assert written(1, 49152) == ["1", "10", "100", "1000", "10000"]
     for low in np.logspace(-9, 4, 40):
-        for reach in (1.0, 1.001, 1.3, 2, 9, 80, 1e5):
+        for reach in (1.0, 1.0000001, 1.001, 1.3, 2, 9, 80, 1e5):
             ticks = plots.log_ticks([low, low * reach])
             assert 3 <= len(ticks["tickvals"]) <= 7
             assert reach == 1 or 0.97 * low <= ticks["tickvals"][0]
             assert reach == 1 or ticks["tickvals"][-1] <= 1.03 * reach * low
             assert ticks["tickvals"] == sorted(ticks["tickvals"])
             assert len(set(ticks["ticktext"])) == len(ticks["ticktext"])
+    for edge in (5e-324, 1.7e308):
+        assert plots.log_ticks([edge])["tickvals"]
 
 
 def test_a_long_text_shows_a_window_of_its_tokens(spec):

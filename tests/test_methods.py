@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from explorer import adapters
-from explorer.attention import AttentionCall, patched
+from explorer.attention import AttentionCall, keeps_apart, patched
 from explorer.examples import Example, collate, drawn
 from explorer.lm import freeze
 from explorer.methods import methods, n_parameters
@@ -131,6 +131,7 @@ def test_texts_that_share_a_row_do_not_see_each_other(lm, label):
             total += loss.item()
         return total, [parameter.grad.clone() for parameter in adapter.parameters()]
 
+    assert keeps_apart(lm)
     together, alone = gradients(some), gradients(*([one] for one in some))
     assert_close(together[0], alone[0], atol=1e-4, rtol=1e-5)
     for ours, theirs in zip(together[1], alone[1], strict=True):

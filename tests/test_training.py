@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import explorer
 from explorer import training
-from explorer.attention import patched
+from explorer.attention import keeps_apart, patched, self_test
 from explorer.data import Dataset, Row, Split, read, split
 from explorer.errors import ExplorerError
 from explorer.evaluation import evaluate, likelihoods
@@ -20,9 +20,9 @@ from explorer.generate import stream
 from explorer.lm import ModelSpec, freeze
 from explorer.methods import methods
 from explorer.models import load
-from explorer.training import Diverged, FitConfig, fit, optimizer_for, train
+from explorer.training import Diverged, FitConfig, fit, optimizer_for, reading, train
 from tests.conftest import assert_same_state, state_of
-from tests.test_methods import VARIANTS, batches, stirred
+from tests.test_methods import VARIANTS, batches, stirred, texts
 from tests.tiny import tiny_checkpoint, tiny_ids, tiny_model, tiny_tokenizer
 
 ROWS = tuple(
@@ -91,6 +91,36 @@ def test_accumulated_batches_are_one_larger_batch(tiny):
         return [(step.loss, step.grad_norm) for step in fit(tiny, adapter, stream, config)]
 
     assert_close(run([some], 1), run([some[:1], some[1:3], some[3:]], 3), atol=1e-4, rtol=1e-4)
+
+
+def test_a_model_that_mixes_tokens_outside_attention_gets_a_row_for_each_text():
+    """A convolution along the row passes the self-test, and would carry one text into the next."""
+    lm = freeze(tiny_model("llama"), tiny_tokenizer())
+    layer = lm.model.model.layers[1].mlp
+    handle = layer.register_forward_hook(
+        lambda _, given, out: out + 0.5 * torch.nn.functional.pad(given[0], (0, 0, 1, -1))
+    )
+    self_test(lm)
+    assert not keeps_apart(lm)
+    some = texts(5)
+    adapter = stirred(lm, "PMT, elu")
+    with (
+        pytest.raises(ValueError, match="a row for each text"),
+        reading(lm, adapter, collate(some)),
+    ):
+        pass
+
+    def loss(group):
+        batch = collate(group, share=False)
+        with reading(lm, adapter, batch):
+            return training.loss_of(lm, adapter, batch).item()
+
+    assert loss(some) == pytest.approx(sum(loss([one]) for one in some), rel=1e-5)
+    data = Split(ROWS[:3] + ROWS[5:8], ROWS[3:5], CLASSES, "classes")
+    assert len(list(train(lm, data, method="lora", steps=2, wording=WORDING))) == 2
+    plain = [Row("", "the cat sat on the mat " * n) for n in (1, 2, 4)]
+    assert evaluate(lm, plain, wording=WORDING).loss > 0
+    handle.remove()
 
 
 @pytest.mark.parametrize("label", ["PMT, elu", "Zero-gate, linear", "Prefix-tuning", "LoRA"])

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from explorer import adapters, models
+from explorer.attention import keeps_apart
 from explorer.data import Split
 from explorer.errors import ExplorerError
 from explorer.evaluation import evaluate
@@ -250,7 +251,7 @@ class _Runner:
         self._steps: Iterator[FitStep] = fit(
             lm,
             self.adapter,
-            shuffled(rows, entry.fitting.batch_size, seed),
+            shuffled(rows, entry.fitting.batch_size, seed, share=keeps_apart(lm)),
             entry.fitting,
             optimizer=self.optimizer,
             done=done,
