@@ -163,7 +163,7 @@ def packing(lengths: Sequence[int]) -> tuple[list[list[int]], int]:
     longest = max(lengths)
     best = [[i] for i in range(len(lengths))], longest
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
-    least = 0.9 * _cost(*best)
+    least = 0.95 * _cost(*best)
     for limit in range(longest, min(2 * longest, WIDEST) + 1, max(1, longest // 16)):
         rows: list[list[int]] = []
         room: list[int] = []
