@@ -7,16 +7,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from explorer.bench import force, texts
+import explorer
+from explorer.bench import force, texts, train
 from explorer.bench.__main__ import main as bench
+from explorer.data import read, split
 from explorer.errors import ExplorerError
+from explorer.evaluation import evaluate
 from explorer.generate import greedy
 from explorer.lm import ModelSpec, freeze
 from explorer.models import load
+from explorer.training import FitConfig
 from tests.tiny import tiny_checkpoint, tiny_model
 
 ROOT = Path(__file__).parents[1]
@@ -123,3 +128,77 @@ def test_a_report_that_is_none_is_refused_and_kept(arguments, tmp_path, capsys):
         assert bench(["force", *arguments, "--json", str(file)]) == 1
         assert "report of another run" in capsys.readouterr().err
         assert file.read_text() == odd
+
+
+ROWS = {
+    "cat": ("the cat sat", "a cat ran by the sea", "the black cat", "cat on the mat", "small cat"),
+    "house": ("the sun was hot here", "snow", "the moon and the sea", "hot sun", "cold rain"),
+}
+
+
+@pytest.fixture(scope="module")
+def training(tmp_path_factory):
+    """Model and data of a tiny comparison, as on the command line."""
+    folder = tmp_path_factory.mktemp("training")
+    lines = [f"{text},{label}" for label, texts in ROWS.items() for text in texts]
+    (folder / "rows.csv").write_text("\n".join(["text,label", *lines]))
+    model = tiny_checkpoint(folder / "model")
+    return ["--model", model, "--data", str(folder / "rows.csv"), "--batch", "4"]
+
+
+def test_a_comparison_continues_and_has_the_numbers_that_python_gives(training, tmp_path):
+    """As if it had been stopped after half of its runs, in the middle of the trials."""
+    out = tmp_path / "report.json"
+    what = "--shots 3 --trials 2 --steps 3 --held-out 4 --choose-on 4 --rates 1 3 --methods"
+    arguments = [*training, *what.split(), "PMT, elu", "LoRA", "--json", str(out)]
+    assert train.main(arguments) == 0
+    report = json.loads(out.read_text())
+    (column,) = report["table"].values()
+    assert list(column) == ["no adapter", "PMT, elu", "LoRA"]
+    assert all(row["trials"] == 2 for row in column.values())
+    assert len(report["runs"]) == 2 * 2 + 2 * 3
+    out.write_text(json.dumps(report | {"runs": report["runs"][:6]}))
+    assert train.main(arguments) == 0
+    again = json.loads(out.read_text())
+    for first, second in zip(report["runs"], again["runs"], strict=True):
+        assert first | {"seconds": 0} == second | {"seconds": 0}
+
+    run = next(r for r in report["runs"] if (r["label"], r["seed"]) == ("LoRA", 1))
+    lm = load(ModelSpec(training[1]))
+    rows = split(read(training[3]), shots=3, held_out=4, seed=1)
+    fitting = FitConfig(steps=3, learning_rate=run["rate"], batch_size=4)
+    steps = list(explorer.train(lm, rows, method="lora", fitting=fitting, seed=1))
+    assert run["loss"] == steps[-1].loss
+    found = evaluate(lm, rows.held_out, steps[-1].adapter, classes=rows.classes)
+    assert (run["accuracy"], run["held_out_loss"]) == (found.accuracy, found.loss)
+
+
+@pytest.mark.filterwarnings("ignore")  # of peft itself
+def test_the_race_against_peft_is_over_the_same_tokens(training, tmp_path, monkeypatch):
+    losses = {"ours": [], "theirs": []}
+    cross_entropy, loss_of = train.F.cross_entropy, train.loss_of
+
+    def theirs(*args, **how):
+        losses["theirs"].append(cross_entropy(*args, **how))
+        return losses["theirs"][-1]
+
+    def ours(lm, adapter, batch):
+        loss = loss_of(lm, adapter, batch)
+        losses["ours"].append(loss / batch.n_tokens)
+        return loss
+
+    monkeypatch.setattr(train, "F", SimpleNamespace(cross_entropy=theirs, pad=train.F.pad))
+    monkeypatch.setattr(train, "loss_of", ours)
+    out = tmp_path / "speed.json"
+    arguments = [*training, "--shots", "3", "--speed", "--repeats", "2", "--json", str(out)]
+    assert train.main(arguments) == 0
+    report = json.loads(out.read_text())
+    tokens = report["tokens a batch"]
+    assert tokens["texts"] <= tokens["packed"] < tokens["padded"]
+    assert set(report["seconds"]) >= {"PMT, elu", "LoRA", "peft LoRA", "peft prefix", "nothing"}
+    assert all(seconds > 0 for seconds in report["seconds"].values())
+    for key in ("steps a second, over peft's LoRA", "bytes kept for backward, over peft's LoRA"):
+        assert report[key]["peft LoRA"] == 1 and all(ratio > 0 for ratio in report[key].values())
+    # In the first round nothing has been learnt: both LoRAs start silent, on the same batch.
+    silent = losses["ours"][0].item(), losses["ours"][3].item(), losses["theirs"][0].item()
+    assert silent == pytest.approx((silent[0],) * 3, rel=1e-4)
