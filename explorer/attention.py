@@ -159,15 +159,15 @@ for _base, _mask in (("eager", eager_mask), ("sdpa", sdpa_mask)):
     AttentionMaskInterface.register(_PREFIX + _base, _mask)
 
 
-def apart(text: Tensor) -> Patch:
+def apart(positions: Tensor) -> Patch:
     """A patch under which the texts that share a row do not see each other.
 
-    Each text still needs positions of its own. For rows that are read at once, without a cache, by
-    models that mix tokens in attention only (`keeps_apart`). Put it outermost, so that every other
-    patch meets the mask.
+    For rows that are read at once, without a cache, by models that mix tokens in attention only
+    (`keeps_apart`). Put it outermost, so that every other patch meets the mask.
 
-    text: (b, q) which of its row's texts a token belongs to
+    positions: (b, q) of each token in its own text: where they are 0 again, a text begins
     """
+    text = (positions == 0).cumsum(1)
     own = text[:, None, :, None] == text[:, None, None, :]  # (b, 1, q, k)
     causal = own & torch.ones(own.shape[-2:], dtype=torch.bool, device=own.device).tril()
 
@@ -338,9 +338,9 @@ def keeps_apart(lm: LoadedModel) -> bool:
     if lm not in _keeping:
         lengths = (5, 6)
         ids = torch.arange(1, 1 + sum(lengths), device=lm.device)[None] % lm.geometry.vocab_size
-        places = torch.cat([torch.arange(length) for length in lengths])[None]
-        with patched(lm, apart((places == 0).cumsum(1))):
-            together = lm.logits(ids, mask=torch.ones_like(ids), positions=places)
+        positions = torch.cat([torch.arange(length) for length in lengths])[None]
+        with patched(lm, apart(positions)):
+            together = lm.logits(ids, mask=torch.ones_like(ids), positions=positions)
         alone = torch.cat([lm.logits(part) for part in ids.split(lengths, 1)], 1)
         off = (together - alone).abs().max() / alone.abs().max()
         _keeping[lm] = bool(off < 0.02)

@@ -69,10 +69,9 @@ class Batch:
         return len(self.targets)
 
     @property
-    def texts(self) -> Tensor | None:
-        """(b, q), which example of its row a token belongs to; None where each row has but one."""
-        texts = (self.positions == 0).cumsum(1)
-        return texts if (texts > 1).any() else None
+    def shared(self) -> bool:
+        """Whether some row holds more than one example."""
+        return bool((self.positions[:, 1:] == 0).any())
 
 
 def answer_ids(lm: LoadedModel, answer: str, wording: Wording) -> tuple[int, ...]:

@@ -23,7 +23,7 @@ def line_of(method: str, variant: int = 0) -> Line:
     return COLOURS[_COLOUR[method]], _DASHES[variant % len(_DASHES)]
 
 
-def _log(values: Iterable[float]) -> dict:
+def _log(values: Iterable[float | None]) -> dict:
     """A logarithmic axis for these numbers. It does not zoom: its ticks would be left behind."""
     fixed = {"fixedrange": True, "zeroline": False, "automargin": True, "tickangle": 0}
     return {"type": "log", **fixed, **log_ticks(values)}

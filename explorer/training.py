@@ -202,12 +202,11 @@ def reading(lm: LoadedModel, adapter: Adapter | None, batch: Batch) -> Iterator[
     A backward pass that computes layers again must run inside; a forward pass over anything but
     this batch must not, for the mask is this batch's.
     """
-    texts = batch.texts
-    if texts is not None and not keeps_apart(lm):
+    if batch.shared and not keeps_apart(lm):
         raise ValueError("this model needs a row for each text: collate(…, share=False)")
     with (
         adapter.applied(lm) if adapter is not None else nullcontext(),
-        patched(lm, apart(texts)) if texts is not None else nullcontext(),
+        patched(lm, apart(batch.positions)) if batch.shared else nullcontext(),
     ):
         yield
 

@@ -234,7 +234,7 @@ def test_loss_is_asked_for_at_the_answer_and_the_end_of_text_only(lm):
     batch = collate(some)
     assert batch.ids.tolist() == [[5, 6, 7, 8], [9, 10, 11, 12]]
     assert batch.positions.tolist() == [[0, 1, 2, 3], [0, 1, 2, 0]]
-    assert batch.texts.tolist() == [[1, 1, 1, 1], [1, 1, 1, 2]]
+    assert batch.shared
     assert batch.asked.tolist() == [2, 3, 4, 5, 6, 7]
     assert batch.targets.tolist() == [8, end, 10, 11, end, 13]
     assert batch.n_tokens == 6
@@ -261,8 +261,8 @@ def test_texts_are_packed_into_no_more_room_than_padding_would_take():
     few_shot = [9, 12, 13, 14, 18, 20, 28, 42]
     rows, width = packing(few_shot)
     assert len(rows) * width < 1.1 * sum(few_shot)
-    assert collate([Example((1,) * n, (2,)) for n in (4, 4)]).texts is None
-    assert collate([Example((1,) * n, (2,)) for n in few_shot], share=False).texts is None
+    assert not collate([Example((1,) * n, (2,)) for n in (4, 4)]).shared
+    assert not collate([Example((1,) * n, (2,)) for n in few_shot], share=False).shared
 
 
 def test_padding_that_is_the_end_of_text_never_hides_the_end_of_text():

@@ -245,7 +245,7 @@ def table(runs: Sequence[Run]) -> dict[str, dict[str, dict[str, Any]]]:
 
 # Speed and memory, against peft's own training step on the same batches.
 
-Step = Callable[[list[Example]], float]  # → the loss, with its gradients added up
+Step = Callable[[list[Example]], None]  # adds up the gradients of a batch
 
 
 def speed(args: argparse.Namespace) -> dict:
@@ -414,14 +414,10 @@ def _rivals(
 
 def _padded(some: list[Example]) -> tuple[Tensor, Tensor]:
     """ids, and what shall follow each, −100 where nothing is asked; both (b, q)"""
-    width = max(len(one.prompt + one.answer) for one in some) - 1
-    ids = torch.zeros(len(some), width, dtype=torch.long)
-    targets = torch.full_like(ids, -100)
-    for row, one in enumerate(some):
-        both = torch.tensor(one.prompt + one.answer)
-        ids[row, : len(both) - 1] = both[:-1]
-        targets[row, len(one.prompt) - 1 : len(both) - 1] = both[len(one.prompt) :]
-    return ids, targets
+    batch = collate(some, share=False)
+    targets = torch.full_like(batch.ids, -100)
+    targets.view(-1)[batch.asked] = batch.targets
+    return batch.ids, targets
 
 
 def _step(model: nn.Module) -> Step:
