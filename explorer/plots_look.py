@@ -80,7 +80,7 @@ def ratio_map(ratio: np.ndarray, *, name: str, chosen: tuple[int, int] | None = 
         ticks={},
         hover="‖added‖ / ‖rest‖ %{z:.3f}",
         chosen=chosen,
-        title="Size of what is added, against the rest<br>‖added‖ / ‖rest‖",
+        title="Size of what is added<br>against the rest, ‖added‖ / ‖rest‖",
         alt=f"What {name} adds against the rest, layer by head: median {np.median(known):.2f}; "
         f"most in layer {layer}, head {head}: {known[layer, head]:.2f}.",
     )

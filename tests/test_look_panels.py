@@ -239,7 +239,7 @@ def test_a_trained_prefix_is_seen_as_a_prefix_and_a_gate_as_a_gate(spec):
     parts = everything(seen, choice(layer=2))
     assert np.allclose(array(parts["ratio"].data[0].z)[1:], seen.beside.ratio[1:, :, -1])
     assert sum(name.startswith("prompt") for name in parts["row"].data[0].y) == 0
-    assert sum("behind the gate" in name for name in parts["row"].data[0].y) == 3
+    assert sum("gated prompt" in name for name in parts["row"].data[0].y) == 3
 
 
 def test_curves_are_drawn_as_measured(spec):

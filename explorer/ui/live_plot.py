@@ -57,7 +57,7 @@ const figured = () => {  // a packed figure is a string, and parsed once
   if (value !== text) { text = value; parsed = JSON.parse(value); }
   return parsed;
 };
-let forget = null, hooked = false, stale = false, shown = null;
+let forget = null, hooked = false, stale = false, shown = null, drawnAt = 0;
 let mark = null;
 const marked = figure => {
   mark = props.mark || mark;  // Gradio drops it whenever an event leaves the figure as it is
@@ -100,7 +100,11 @@ function draw() {
   if (alt) { div.setAttribute('role', 'figure'); div.setAttribute('aria-label', alt); }
   const moved = marked(figure);
   if (moved) layout.shapes = themed(moved);
+  // At another width plotly makes room for the legend, but leaves it where the old room was.
+  const wider = drawnAt && drawnAt !== element.clientWidth && layout.legend;
+  drawnAt = element.clientWidth;
   P.react(div, themed(figure.data || []), layout, config);
+  if (wider) P.relayout(div, {'legend.y': layout.legend.y});
   if (!hooked) {
     hooked = true;
     div.on('plotly_click', e => {

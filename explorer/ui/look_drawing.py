@@ -177,7 +177,7 @@ def row_figures(view: LookView, choice: Choice, asked: RowsView | None = None):
     if experts is not None and not choice.scores:
         for slot, weight in enumerate(experts):
             if np.isfinite(weight):
-                names.append(f"prompt {slot} behind the gate")
+                names.append(f"gated prompt {slot}")
                 values.append(float(weight))
                 groups.append("prefix")
     title = f"Layer {layer}, head {head}, position {here}"

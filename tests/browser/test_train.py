@@ -35,6 +35,15 @@ def test_a_new_page_is_ready_and_a_run_is_named_and_listed(visit):
             f"element => element.querySelector('.plot').layout.{axis}axis.ticktext"
         )
         assert set(written) == set(drawn)
+    for width in (390, 1280):  # turned and turned back: the legend stays above the plot
+        page.set_viewport_size({"width": width, "height": 900})
+        page.wait_for_timeout(1500)
+        edges = page.locator("#train-loss").evaluate(
+            "element => ['.legend', '.gridlayer'].map("
+            "  name => element.querySelector(name).getBoundingClientRect())"
+        )
+        below = edges[0]["bottom"] - edges[1]["top"]
+        assert below < 4, (width, below)
     page.get_by_role("button", name=re.compile("^Runs")).click()
     expect(page.locator("#train-runs")).to_contain_text(run)
     expect(page.get_by_label("Run", exact=True)).to_have_value(re.compile(f"^{run} · done"))
